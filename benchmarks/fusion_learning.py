@@ -1,10 +1,10 @@
-"""Learning curves with fused kernels beside those of the same training by XLA, on one GPU or on CPU cores.
+"""Learning curves with fused kernels beside those of the same training by XLA, on CPU cores.
 
     python benchmarks/fusion_learning.py
 
 PPO with its default settings and one torso on CartPole-v1, ten seeds on each side. The curves are the mean return
 of the episodes that ended in an iteration, and `greedy` is that of 100 episodes of the last policy with its most
-likely action. Writes results/fusion-learning.json, on a CPU results/fusion-learning-cpu.json.
+likely action. Writes results/fusion-learning-cpu.json.
 """
 
 from functools import partial
@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from measure import advance, options, platform, write_result
+from measure import advance, options, require, write_result
 
 import rollmill
 from rollmill.dataflow import init_state
@@ -22,22 +22,12 @@ from rollmill.programs.compiled import lower
 from rollmill.programs.evaluation.compiled import evaluate
 
 SEEDS, EPISODES = 10, 100
-LAUNCHES = {"rollouts": (16, 1), "gradients": (132, 32, 2)}
-SIDES: dict[str, dict[str, dict[str, Any]]] = {
-    "gpu": {
-        "xla": {"fusion": "off"},
-        "full, tf32": {"fusion": "full", "numerics": "tf32"},
-        "full, bfloat16": {"fusion": "full", "numerics": "bfloat16"},
-    },
-    "cpu": {"xla": {"fusion": "off"}, "full": {"fusion": "full"}},
-}
+SIDES = {"xla": "off", "full": "full"}
 
 
-def learned(graph: Any, how: dict[str, Any]) -> tuple[list[list[float | None]], list[float]]:
+def learned(graph: Any, fusion: Any) -> tuple[list[list[float | None]], list[float]]:
     """Returns mean returns by seed and iteration, None where no episode ended, and those of the last policies."""
-    if platform() == "gpu":
-        how = how | {"launches": {"device": jax.devices()[0].device_kind, **LAUNCHES}}
-    program = lower(graph, **how)
+    program = lower(graph, fusion=fusion)
     index, begin = jnp.arange(graph.loops.num_envs, dtype=jnp.int32), jax.jit(partial(init_state, graph))
     curves, greedy = [], []
     for seed in range(SEEDS):
@@ -55,15 +45,16 @@ def mean_return(row: dict[str, np.ndarray]) -> float | None:
 
 def main() -> None:
     chosen = options(__doc__)
+    require("cpu")
     curves: dict[str, Any] = {}
     greedy: dict[str, list[float]] = {}
     enable_compilation_cache()
     graph = rollmill.ppo(rollmill.make("CartPole-v1"), network=rollmill.NetworkConfig(shared_torso=True))
-    for name, how in SIDES[platform()].items():
-        curves[name], greedy[name] = learned(graph, how)
+    for name, fusion in SIDES.items():
+        curves[name], greedy[name] = learned(graph, fusion)
         print(name, "return of the last policy, each seed:", greedy[name], flush=True)
     result = {"steps_an_iteration": graph.loops.batch_size, "curves": curves, "greedy": greedy}
-    write_result("fusion-learning" if platform() == "gpu" else "fusion-learning-cpu", result, chosen.output)
+    write_result("fusion-learning-cpu", result, chosen.output)
 
 
 if __name__ == "__main__":

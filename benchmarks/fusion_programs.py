@@ -16,9 +16,8 @@ purpose, in one place after the other, and counts the programs that it takes to 
 outputs with a primitive that the fault concerns are computed.
 
 Each process is given one program after the other. One that takes longer than `--limit` seconds is ended and
-counted as `late`. `--operation "reduce a wide row"` compares only the programs with that operation, after it was
-changed. Rows are appended to a file beside the result as they come, and `--add` goes on from them. What
-differs is made smaller and printed. Writes results/fusion-programs.json, fusion-programs-gpu.json or
+counted as `late`. Rows are appended to a file beside the result as they come, and `--add` goes on from them.
+What differs is made smaller and printed. Writes results/fusion-programs.json, fusion-programs-gpu.json or
 fusion-programs-faults.json; `--output` names another folder.
 """
 
@@ -57,7 +56,6 @@ def main() -> None:
         __doc__,
         programs=3000,
         first=(FIRST, "seed of the first program"),
-        operation=("", "draw all, but compare only programs with this operation"),
         gpu=(False, "as Triton kernels on a GPU"),
         faults=(False, "find faults that are made on purpose"),
         games=(False, "play games, too"),
@@ -67,7 +65,6 @@ def main() -> None:
         add=(False, "keep the rows of an earlier run, and do what it lacks"),
     )
     name = "fusion-programs" + ("-gpu" if chosen.gpu else "-faults" if chosen.faults else "")
-    name += f"-{chosen.operation.replace(' ', '-')}" if chosen.operation else ""
     chosen.output.mkdir(parents=True, exist_ok=True)
     chosen.limit = chosen.limit or (500 if chosen.faults else 120)
     begin, file = time.monotonic(), chosen.output / f"{name}.rows.jsonl"
@@ -103,16 +100,7 @@ def tasks_of(chosen: Any) -> list[tuple[str, Any]]:
 
     games = [("game", name) for name in GAMES] if chosen.games else []
     seeds = range(chosen.first, chosen.first + chosen.programs)
-    return [*games, *(("program", seed) for seed in seeds if has_operation(seed, chosen.operation))]
-
-
-def has_operation(seed: int, name: str) -> bool:
-    """Whether a program contains an operation; an empty name stands for any."""
-    if not name:
-        return True
-    from drawn_compare import case_of
-
-    return f"op={name!r}" in repr(case_of(seed).outputs)
+    return [*games, *(("program", seed) for seed in seeds)]
 
 
 # --- processes ------------------------------------------------------------------------------------------
