@@ -3,6 +3,9 @@
 import difflib
 from collections.abc import Iterable, Sequence
 
+MAX_NEAREST = 3
+"""Maximum number of names that a message suggests."""
+
 
 class RollmillError(Exception):
     """Base of all errors whose cause lies outside Rollmill. The command line prints them without a traceback."""
@@ -113,8 +116,8 @@ def suggestion(name: str, known: Iterable[str], *, meant: str | None = None) -> 
     return f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(names)}."
 
 
-def nearest_names(name: str, known: Iterable[str], *, limit: int = 3, cutoff: float = 0.5) -> list[str]:
-    """Returns up to `limit` known names that resemble `name`, the nearest first.
+def nearest_names(name: str, known: Iterable[str]) -> list[str]:
+    """Returns up to `MAX_NEAREST` known names that resemble `name`, the nearest first.
 
     Case is ignored. If known names differ from `name` only in case, only these names are returned.
     """
@@ -122,6 +125,6 @@ def nearest_names(name: str, known: Iterable[str], *, limit: int = 3, cutoff: fl
     for each in sorted(known):
         by_lower.setdefault(each.lower(), []).append(each)
     if same := by_lower.get(name.lower()):
-        return same[:limit]
-    near = difflib.get_close_matches(name.lower(), by_lower, n=limit, cutoff=cutoff)
-    return [each for lower in near for each in by_lower[lower]][:limit]
+        return same[:MAX_NEAREST]
+    near = difflib.get_close_matches(name.lower(), by_lower, n=MAX_NEAREST, cutoff=0.5)
+    return [each for lower in near for each in by_lower[lower]][:MAX_NEAREST]

@@ -71,9 +71,7 @@ def send_frame(peer: socket.socket, frame: list[bytes | memoryview]) -> None:
         peer.sendall(part)
 
 
-def receive_frame(
-    peer: socket.socket, limits: Limits = LIMITS, heard: Callable[[], None] = lambda: None
-) -> WorkerMessage | None:
+def receive_frame(peer: socket.socket, heard: Callable[[], None] = lambda: None) -> WorkerMessage | None:
     """Receives the next message. Returns None if the peer has closed the connection between two messages.
 
     Raises `Damaged` if the data is not a frame, exceeds the limits, or ends in the middle of a frame.
@@ -84,10 +82,10 @@ def receive_frame(
     magic, json_bytes, array_bytes = PREFIX.unpack(prefix)
     if magic != MAGIC:
         raise Damaged(f"a frame starts with {magic!r}, expected {MAGIC!r}.")
-    if json_bytes > limits.json_bytes or array_bytes > limits.array_bytes:
+    if json_bytes > LIMITS.json_bytes or array_bytes > LIMITS.array_bytes:
         raise Damaged(
             f"a frame announces {json_bytes:,} bytes of JSON and {array_bytes:,} bytes of arrays, more than the "
-            f"limits of {limits.json_bytes:,} and {limits.array_bytes:,}."
+            f"limits of {LIMITS.json_bytes:,} and {LIMITS.array_bytes:,}."
         )
     text = bytearray(json_bytes)
     _fill(peer, memoryview(text), heard)
