@@ -1,5 +1,6 @@
 """Hooks that stop a training, by values."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -8,6 +9,7 @@ from rollmill import Stop
 from rollmill.hooks import (
     MetricsLogged,
     PolicyEvaluated,
+    TrainingRewound,
     TrainingStarted,
     early_stopping,
     hook_name,
@@ -93,6 +95,15 @@ def test_smaller_can_be_better_and_undefined_values_do_not_count():
     answers = [hook(logged(value, metric="losses/value")) for value in (3.0, None, 2.0, 2.0)]
     assert answers == [None, None, None, Stop("losses/value has not improved on 2 in 1 lines")]
     assert hook(evaluated(1.0)) is None
+
+
+def test_lines_that_a_run_discards_do_not_count():
+    hook = early_stopping("episode/return", patience=3)
+    line = lambda iteration, value: replace(logged(value), iteration=iteration)
+    assert [hook(line(n, value)) for n, value in enumerate((5.0, 4.0, 9.0, 8.0, 8.0), 1)] == [None] * 5
+    hook(TrainingRewound(2, 128))
+    answers = [hook(line(n, value)) for n, value in enumerate((4.0, 6.0, 5.0, 5.0, 5.0), 3)]
+    assert answers == [None] * 4 + [Stop("episode/return has not improved on 6 in 3 lines")]
 
 
 @pytest.mark.parametrize(

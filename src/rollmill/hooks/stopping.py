@@ -2,7 +2,7 @@
 
 import math
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.schema import coerce
@@ -13,6 +13,7 @@ from rollmill.hooks.events import (
     PolicyEvaluated,
     Stop,
     TrainingEvent,
+    TrainingRewound,
     TrainingStarted,
     name_hook,
 )
@@ -94,7 +95,8 @@ def early_stopping(
         smaller_is_better: set for metrics such as losses or `episode/length`.
 
     Returns:
-        A hook for one run. In a resumed run, it starts counting again.
+        A hook for one run. In a resumed run, it starts counting again. If the run goes back to an earlier
+        iteration, because a worker was lost, later lines no longer count.
 
     Raises:
         UsageError: `patience` is not positive, or `min_change` is negative or not finite. During training: the run
@@ -106,25 +108,32 @@ def early_stopping(
         raise UsageError(f"patience={patience} must be at least 1.")
     if min_change < 0:
         raise UsageError(f"min_change={min_change} must be at least 0.")
-    best, lines_since = -math.inf, 0
+    counts = [_Count(0, -math.inf, 0)]  # of all lines so far, because a run may go back
 
     def hook(event: TrainingEvent) -> HookRequest:
-        nonlocal best, lines_since
         _check_that_it_exists("early_stopping", metric, event)
+        if isinstance(event, TrainingRewound):
+            counts[1:] = [count for count in counts[1:] if count.iteration <= event.iteration]
         value = event.row.get(metric) if isinstance(event, MetricsLogged | PolicyEvaluated) else None
         if value is None:
             return None
-        gain = -value if smaller_is_better else value
-        if gain > best + min_change:
-            best, lines_since = gain, 0
-            return None
-        lines_since += 1
+        gain, (_, best, lines_since) = -value if smaller_is_better else value, counts[-1]
+        best, lines_since = (gain, 0) if gain > best + min_change else (best, lines_since + 1)
+        counts.append(_Count(event.iteration, best, lines_since))
         if lines_since < patience:
             return None
         shown = -best if smaller_is_better else best
         return Stop(f"{metric} has not improved on {shown:.6g} in {lines_since} lines")
 
     return name_hook("early_stopping", hook)
+
+
+class _Count(NamedTuple):
+    """The best value of a metric up to an iteration, and the number of lines since then."""
+
+    iteration: int
+    best: float
+    lines_since: int
 
 
 def _check_that_it_exists(hook: str, metric: str, event: TrainingEvent) -> None:
