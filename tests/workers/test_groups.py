@@ -58,7 +58,7 @@ REPLAY = {
 OVERLAPPING, WHOLE = {"sequence_length": 16, "burn_in": 4}, {"sequence_length": 8, "burn_in": 0}
 REPLAY_OF_ACTIONS = {name: value for name, value in REPLAY.items() if name != "target_interval"}
 TEAM = {"team": ("scout", "medic")}
-VALUE_LOSS = 7.5
+VALUE_LOSS = 0.63
 ROUNDING = {("dqn c51", "losses/q"): 51 * 2**-24 * 51}
 """Absolute tolerances of metrics that are sums of large terms.
 
