@@ -92,6 +92,21 @@ def given_by_zeros(monkeypatch, tmp_path, theirs, ours):
     return starting.given_weights(ours, rollmill.RunOptions(start_from=str(tmp_path)), ())
 
 
+def test_the_seed_that_is_taken_is_told(monkeypatch, tmp_path):
+    graph = rollmill.dqn("CartPole-v1", **SIZES)
+    learner = jax.eval_shape(lambda: start_learner(graph, jax.random.key(0)))
+    several = jax.tree.map(
+        lambda leaf: np.stack([np.full(leaf.shape, seed, leaf.dtype) for seed in (7, 8)]), learner
+    )
+    found = SimpleNamespace(state=SimpleNamespace(learner=several), iteration=2)
+    monkeypatch.setattr(
+        loading, "restore_run", lambda *_, **__: (SimpleNamespace(root=tmp_path), graph, (7, 8), found)
+    )
+    given = starting.given_weights(graph, rollmill.RunOptions(start_from=str(tmp_path)), ())
+    assert f"{tmp_path} (seed 7) after iteration 2" in str(given) and given.source["seed"] == 7
+    assert all((array == 7).all() for array in given.arrays.values())
+
+
 def test_statistics_of_values_that_are_left_out_are_told(monkeypatch, tmp_path):
     ppo, a2c = rollmill.ppo("CartPole-v1", **SIZES), rollmill.a2c("CartPole-v1", **SIZES)
     assert "weights.values are left out" in str(given_by_zeros(monkeypatch, tmp_path, ppo, a2c))

@@ -97,8 +97,10 @@ class GivenWeights(NamedTuple):
         for path in self.unread:
             reason, setting = LEFT_OUT[path]
             more += f"; {path} are left out, although {reason}. hint: {setting}"
+        of_seed = f" (seed {source['seed']})" if "seed" in source else ""
         return (
-            f"starts with {len(self.arrays)} arrays of {source['run']} after iteration {source['iteration']}{more}"
+            f"starts with {len(self.arrays)} arrays of {source['run']}{of_seed} after iteration "
+            f"{source['iteration']}{more}"
         )
 
 
@@ -139,6 +141,7 @@ def _load_start(graph: Graph, start_from: str, imports: Sequence[str]) -> GivenW
     arrays |= _find_followed(learner, arrays)
     lacking = sorted(set(ours) - set(arrays))
     source = {"run": str(run.root.resolve()), "iteration": found.iteration, "lacking": lacking}
+    source |= {"seed": seeds[0]} if len(seeds) > 1 else {}
     unread = [p for p in LEFT_OUT if _has_statistics(p, theirs) and not _has_statistics(p, ours)]
     return GivenWeights(arrays, source, unread)
 
