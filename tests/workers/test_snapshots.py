@@ -179,3 +179,7 @@ def test_reports_in_bursts_do_not_look_like_a_fast_training(monkeypatch):
             pace.advance(number, 1)
         assert steady == 2 + int(0.5 / seconds)
         assert pace.ahead(mesh=False) - pace.iteration <= steady + 1
+        pace.begin_again(80)
+        clock[0] += 60
+        pace.advance(81, 1)
+        assert abs(pace.ahead(mesh=False) - 81 - steady) <= 1

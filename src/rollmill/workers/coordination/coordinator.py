@@ -450,7 +450,7 @@ class Coordinator:
         self._snapshots.clear()
         self._replacing.clear()
         self._leaving.clear()
-        self._pace.iteration = self._starts.saved.iteration
+        self._pace.begin_again(self._starts.saved.iteration)
         self._barrier.begin_again()
         for job in self._workers.jobs:
             self._workers.replace(job)

@@ -32,7 +32,7 @@ class Pace:
         ever.
         """
         now = time.monotonic()
-        if self._row_at is not None:  # the first iteration waits for all workers to start
+        if self._row_at is not None:  # the first report waits for all workers to start
             seconds = now - self._row_at
             kept = math.exp(-seconds / PACE_SECONDS)
             self._rows, self._seconds = kept * self._rows + rows, kept * self._seconds + seconds
@@ -40,6 +40,10 @@ class Pace:
         is_new = iteration > self.furthest
         self.furthest = max(self.furthest, iteration)
         return is_new
+
+    def begin_again(self, iteration: int) -> None:
+        """Goes back to an iteration. The time until the next report does not count, since all workers restart."""
+        self.iteration, self._row_at = iteration, None
 
     def ahead(self, *, mesh: bool) -> int:
         """Returns an iteration that probably no replica has reached yet. If a replica has, it answers with
