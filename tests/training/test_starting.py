@@ -92,6 +92,20 @@ def given_by_zeros(monkeypatch, tmp_path, theirs, ours):
     return starting.given_weights(ours, rollmill.RunOptions(start_from=str(tmp_path)), ())
 
 
+@pytest.mark.parametrize(
+    ("ours", "lacking"),
+    [({"value_distribution": "c51"}, 0), ({"value_distribution": "quantiles", "num_atoms": 51}, 4)]
+    + [({"value_distribution": "c51", "min_value": 0.0}, 4)],
+    ids=str,
+)
+def test_outputs_with_another_meaning_are_left_out(monkeypatch, tmp_path, ours, lacking):
+    """The last layer of the network and of its target, though their shapes are equal."""
+    theirs = rollmill.dqn("CartPole-v1", **SIZES, value_distribution="c51")
+    given = given_by_zeros(monkeypatch, tmp_path, theirs, rollmill.dqn("CartPole-v1", **SIZES, **ours))
+    assert len(given.source["lacking"]) == lacking
+    assert all(".head." in place for place in given.source["lacking"])
+
+
 def test_the_seed_that_is_taken_is_told(monkeypatch, tmp_path):
     graph = rollmill.dqn("CartPole-v1", **SIZES)
     learner = jax.eval_shape(lambda: start_learner(graph, jax.random.key(0)))

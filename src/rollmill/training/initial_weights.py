@@ -19,6 +19,7 @@ import numpy as np
 from gymnasium import spaces
 from jaxtyping import Array, PyTree
 
+from rollmill.algorithms.value_distributions import SUPPORT
 from rollmill.core.errors import UsageError
 from rollmill.core.types import is_key
 from rollmill.dataflow import Graph, State, start_learner
@@ -45,6 +46,9 @@ LEFT_OUT = {
 }
 """Why statistics are needed, and the setting that keeps them, by path. The second and the fourth are those of
 multi-agent learners."""
+
+OUTPUTS = ("head", "value", "advantage")
+"""Names of the last layers of networks for action values."""
 
 POOL, KEPT = "pool.networks.", "pool.kept."
 """Paths, in a learner, of the weights and counts of the pool of opponents, for each parameter set."""
@@ -132,6 +136,8 @@ def _load_start(graph: Graph, start_from: str, imports: Sequence[str]) -> GivenW
     learner = jax.eval_shape(lambda: start_learner(graph, jax.random.key(0)))
     ours, holders = _weights_of(learner), _holders(learner)
     unfit = {holders[place] for place, leaf in ours.items() if not _fits(leaf, theirs.get(place))}
+    if _describe_outputs(graph) != _describe_outputs(other):
+        unfit |= {holder for holder in holders.values() if holder.rpartition(".")[2] in OUTPUTS}
     arrays = {place: np.asarray(theirs[place]) for place in ours if holders[place] not in unfit}
     if not any(array.ndim for array in arrays.values()):
         raise UsageError(
@@ -161,6 +167,14 @@ def _find_followed(learner: PyTree, arrays: Mapping[str, np.ndarray]) -> dict[st
         if len(leaders) == 1 and leaders[0] in arrays:
             followed[place] = arrays[leaders[0]]
     return followed
+
+
+def _describe_outputs(graph: Graph) -> tuple[Any, ...]:
+    """Returns what outputs of networks for action values mean: means, or a distribution and its bounds."""
+    config = graph.settings.get("config", {})
+    kind = config.get("value_distribution") or "none"
+    bounds = zip((config.get("min_value"), config.get("max_value")), SUPPORT, strict=True)
+    return kind, *(default if bound is None else bound for bound, default in bounds if kind == "c51")
 
 
 def _pool_of(graph: Graph, options: RunOptions, imports: Sequence[str]) -> GivenWeights | None:
