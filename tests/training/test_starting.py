@@ -125,6 +125,8 @@ def test_statistics_of_values_that_are_left_out_are_told(monkeypatch, tmp_path):
     ppo, a2c = rollmill.ppo("CartPole-v1", **SIZES), rollmill.a2c("CartPole-v1", **SIZES)
     assert "weights.values are left out" in str(given_by_zeros(monkeypatch, tmp_path, ppo, a2c))
     assert "left out" not in str(given_by_zeros(monkeypatch, tmp_path, a2c, ppo))
+    scaled = rollmill.ppo("CartPole-v1", **SIZES, normalize_rewards=True)
+    assert "returns are left out" in str(given_by_zeros(monkeypatch, tmp_path, scaled, ppo))
     team, settings = partial(rollmill.mappo, "TagGridWorld-Small-v0", num_envs=4), ("observations", "values")
     theirs = team(**{f"normalize_{name}": True for name in settings})
     told = str(given_by_zeros(monkeypatch, tmp_path, theirs, team(normalize_values=False)))

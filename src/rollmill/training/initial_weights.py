@@ -43,6 +43,7 @@ LEFT_OUT = {
     "weights.agents": OBSERVATIONS,
     "weights.values": VALUES,
     "targets": VALUES,
+    "returns": ("its critic learned normalised rewards", "normalize_rewards=True (--normalize-rewards)"),
 }
 """Why statistics are needed, and the setting that keeps them, by path. The second and the fourth are those of
 multi-agent learners."""
