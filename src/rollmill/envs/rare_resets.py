@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PyTree
 
+from rollmill.core.errors import UsageError
+from rollmill.core.schema import coerce
 from rollmill.core.types import Environment, Key, Observation, Params, State
 
 Begun = tuple[Observation, State]
@@ -60,6 +62,17 @@ def rare_reset(env: Environment, ratio: int) -> Restart:
         return restarted, jax.tree.map(lambda _: True, restarted)
 
     return restart
+
+
+def checked_ratio(reset_ratio: Any) -> int:
+    """Returns the option `reset_ratio` of an environment, or raises a `UsageError` if it is below 1."""
+    ratio = coerce("reset_ratio", int, reset_ratio)
+    if ratio < 1:
+        raise UsageError(
+            f"reset_ratio={ratio} must be at least 1. With reset_ratio=1, every step computes a reset of every "
+            "environment."
+        )
+    return ratio
 
 
 def _in_groups(

@@ -45,6 +45,7 @@ _BUILT_IN: dict[str, Factory | str] = {
     "Acrobot-v1": "acrobot:acrobot",
     "CartPole-v1": "cartpole:cartpole",
     "ConnectFour-v0": "connect_four:connect_four",
+    "CraftaxClassic-v0": "craftax_classic.environment:craftax_classic",
     "DictGoal-v0": "dict_goal:dict_goal",
     "MountainCar-v0": "mountain_car:mountain_car",
     "MountainCarContinuous-v0": "mountain_car_continuous:mountain_car_continuous",

@@ -12,10 +12,9 @@ import numpy as np
 from gymnasium import spaces
 from jaxtyping import PyTree
 
-from rollmill.core.errors import UsageError
-from rollmill.core.schema import coerce
 from rollmill.core.types import Action, Environment, Key, Observation, Params, State, Timestep
 from rollmill.envs.adapters.promotion import promoting
+from rollmill.envs.rare_resets import checked_ratio
 from rollmill.envs.transforms import time_limit
 from rollmill.gpus.jax_settings import standard_promotion
 
@@ -53,17 +52,6 @@ def from_brax_form(name: str, source: Any, *, episode_length: int, reset_ratio: 
             reset_ratio=checked_ratio(reset_ratio),
         )
         return time_limit(promoting(env), episode_length)
-
-
-def checked_ratio(reset_ratio: Any) -> int:
-    """Returns an adapter's option `reset_ratio`, or raises a `UsageError` if it is below 1."""
-    ratio = coerce("reset_ratio", int, reset_ratio)
-    if ratio < 1:
-        raise UsageError(
-            f"reset_ratio={ratio} must be at least 1. With reset_ratio=1, every step computes a reset of every "
-            "environment."
-        )
-    return ratio
 
 
 def _space(observation: PyTree[jax.ShapeDtypeStruct]) -> spaces.Space:

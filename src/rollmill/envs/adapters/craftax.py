@@ -16,9 +16,9 @@ from gymnasium import spaces
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.types import Action, Environment, Key, Params, State, Timestep
 from rollmill.envs.adapters import import_extra
-from rollmill.envs.adapters.brax_form import checked_ratio
 from rollmill.envs.adapters.promotion import promoting
 from rollmill.envs.options import like, unknown_option
+from rollmill.envs.rare_resets import checked_ratio
 from rollmill.gpus.jax_settings import standard_promotion
 
 IDS = {

@@ -16,9 +16,9 @@ from jaxtyping import Array
 from rollmill.core.errors import unknown_name
 from rollmill.core.types import Action, Environment, Key, Observation, Params, State, Timestep
 from rollmill.envs.adapters import import_extra
-from rollmill.envs.adapters.brax_form import checked_ratio
 from rollmill.envs.adapters.promotion import promoting
 from rollmill.envs.options import like, unknown_option
+from rollmill.envs.rare_resets import checked_ratio
 from rollmill.gpus.jax_settings import standard_promotion
 
 OPTIONS = ("height", "max_steps", "view_size", "width")

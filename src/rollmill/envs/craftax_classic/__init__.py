@@ -1,0 +1,1 @@
+"""Craftax-Classic, with steps that read and write single cells of the map."""

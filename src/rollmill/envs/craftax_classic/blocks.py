@@ -1,0 +1,102 @@
+"""Blocks of the map of Craftax-Classic, the directions on it, and views of it.
+
+Positions are `[row, column]`, counted from the top left. Up decreases the row.
+"""
+
+from enum import IntEnum
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int, UInt8
+
+SIZE = 64
+"""Rows and columns of the map."""
+
+Cells = UInt8[Array, "64 64"]
+Position = Int[Array, "2"]
+
+
+class Block(IntEnum):
+    """What a cell of the map contains."""
+
+    INVALID = 0
+    OUT_OF_BOUNDS = 1
+    GRASS = 2
+    WATER = 3
+    STONE = 4
+    TREE = 5
+    WOOD = 6
+    PATH = 7
+    COAL = 8
+    IRON = 9
+    DIAMOND = 10
+    CRAFTING_TABLE = 11
+    FURNACE = 12
+    SAND = 13
+    LAVA = 14
+    PLANT = 15
+    RIPE_PLANT = 16
+
+
+PASSABLE = {
+    *(Block.INVALID, Block.OUT_OF_BOUNDS, Block.GRASS, Block.WOOD, Block.PATH, Block.SAND, Block.LAVA),
+}
+"""Blocks that nothing collides with. Creatures avoid lava, and the player dies in it."""
+
+_SOLID = sum(1 << block for block in Block if block not in PASSABLE)
+
+NEIGHBOURS = [(row, column) for row in (-1, 0, 1) for column in (-1, 0, 1) if (row, column) != (0, 0)]
+"""Offsets of the eight cells around a cell."""
+
+
+def is_solid(block: Int[Array, "..."]) -> Bool[Array, "..."]:
+    """True for blocks that stop walking creatures, such as water and stone."""
+    return (_SOLID >> block) & 1 == 1
+
+
+def is_inside(position: Position) -> Bool[Array, ""]:
+    """True if the position is on the map."""
+    return jnp.all((position >= 0) & (position < SIZE))
+
+
+def block_at(cells: Cells, position: Position) -> Int[Array, ""]:
+    """Returns the block at a position.
+
+    Outside of the map, it follows the indexing of JAX, as Craftax does: -1 is the last row or column, and 64 is
+    read as 63.
+    """
+    return cells[position[0], position[1]].astype(jnp.int32)
+
+
+def replace_block(cells: Cells, position: Position, block: Int[Array, ""]) -> Cells:
+    """Returns the map with a block at a position. Beyond the last row or column, nothing is written."""
+    return cells.at[position[0], position[1]].set(block.astype(jnp.uint8))
+
+
+def offset_towards(direction: Int[Array, ""]) -> Position:
+    """Returns the offset of a direction: 1 is left, 2 right, 3 up, 4 down, and any other number none."""
+    row = (direction == 4).astype(jnp.int32) - (direction == 3).astype(jnp.int32)
+    column = (direction == 2).astype(jnp.int32) - (direction == 1).astype(jnp.int32)
+    return jnp.stack([row, column])
+
+
+def are_at(positions: Int[Array, "N 2"], position: Position) -> Bool[Array, " N"]:
+    """True for each of some positions that equals `position`."""
+    return jnp.all(positions == position[None, :], axis=1)
+
+
+def distance(one: Position, other: Position) -> Int[Array, ""]:
+    """Returns the Manhattan distance between two positions."""
+    return jnp.sum(jnp.abs(one - other))
+
+
+def view_around(cells: Cells, centre: Position, shape: tuple[int, int]) -> Int[Array, "rows columns"]:
+    """Returns the blocks of a part of the map around a position.
+
+    `shape` consists of odd numbers. Cells outside of the map are `OUT_OF_BOUNDS`.
+    """
+    rows, columns = (
+        centre[axis] + jnp.arange(-(size // 2), size // 2 + 1, dtype=jnp.int32) for axis, size in enumerate(shape)
+    )
+    inside = ((rows >= 0) & (rows < SIZE))[:, None] & ((columns >= 0) & (columns < SIZE))[None, :]
+    seen = cells[jnp.clip(rows, 0, SIZE - 1)[:, None], jnp.clip(columns, 0, SIZE - 1)[None, :]]
+    return jnp.where(inside, seen.astype(jnp.int32), Block.OUT_OF_BOUNDS)

@@ -1,0 +1,262 @@
+"""What the player of Craftax-Classic does: crafts, collects, attacks, places blocks, walks, and gets tired."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from rollmill.envs.craftax_classic.blocks import (
+    NEIGHBOURS,
+    Block,
+    Position,
+    are_at,
+    block_at,
+    is_inside,
+    is_solid,
+    offset_towards,
+)
+from rollmill.envs.craftax_classic.creatures import can_stand, free_cell, is_occupied
+from rollmill.envs.craftax_classic.state import (
+    KINDS,
+    MOST,
+    PLANTS,
+    Achievement,
+    Item,
+    Move,
+    State,
+    first,
+    first_of_kind,
+    replace,
+    with_achievements,
+)
+
+
+class Recipe(NamedTuple):
+    """How an item is crafted next to a crafting table."""
+
+    move: Move
+    item: Item
+    cost: tuple[Item, ...]
+    """One of each is used up."""
+    needs_furnace: bool = False
+
+
+RECIPES = [
+    Recipe(Move.MAKE_WOOD_PICKAXE, Item.WOOD_PICKAXE, (Item.WOOD,)),
+    Recipe(Move.MAKE_STONE_PICKAXE, Item.STONE_PICKAXE, (Item.WOOD, Item.STONE)),
+    Recipe(
+        Move.MAKE_IRON_PICKAXE,
+        Item.IRON_PICKAXE,
+        (Item.WOOD, Item.STONE, Item.COAL, Item.IRON),
+        needs_furnace=True,
+    ),
+    Recipe(Move.MAKE_WOOD_SWORD, Item.WOOD_SWORD, (Item.WOOD,)),
+    Recipe(Move.MAKE_STONE_SWORD, Item.STONE_SWORD, (Item.WOOD, Item.STONE)),
+    Recipe(
+        Move.MAKE_IRON_SWORD, Item.IRON_SWORD, (Item.WOOD, Item.STONE, Item.COAL, Item.IRON), needs_furnace=True
+    ),
+]
+
+
+class Ore(NamedTuple):
+    """A block that is collected, and leaves another block behind."""
+
+    block: Block
+    left: Block
+    item: Item
+    tool: Item | None
+    achievement: Achievement
+
+
+ORES = [
+    Ore(Block.TREE, Block.GRASS, Item.WOOD, None, Achievement.COLLECT_WOOD),
+    Ore(Block.STONE, Block.PATH, Item.STONE, Item.WOOD_PICKAXE, Achievement.COLLECT_STONE),
+    Ore(Block.COAL, Block.PATH, Item.COAL, Item.WOOD_PICKAXE, Achievement.COLLECT_COAL),
+    Ore(Block.IRON, Block.PATH, Item.IRON, Item.STONE_PICKAXE, Achievement.COLLECT_IRON),
+    Ore(Block.DIAMOND, Block.PATH, Item.DIAMOND, Item.IRON_PICKAXE, Achievement.COLLECT_DIAMOND),
+]
+
+SAPLING_CHANCE = 0.1
+"""Probability of finding a sapling in grass."""
+
+
+def craft(state: State, move: Int[Array, ""]) -> State:
+    """Crafts a tool, if the player stands next to a crafting table and has what it takes."""
+    around = jnp.stack([_block_inside(state, offset) for offset in NEIGHBOURS])
+    at_table, at_furnace = jnp.any(around == Block.CRAFTING_TABLE), jnp.any(around == Block.FURNACE)
+    inventory, achieved = state.inventory, {}
+    for recipe in RECIPES:
+        affordable = jnp.all(state.inventory[np.array(recipe.cost)] >= 1)
+        crafts = (move == recipe.move) & affordable & at_table
+        crafts &= at_furnace if recipe.needs_furnace else True
+        inventory += _some(crafts, dict.fromkeys(recipe.cost, -1) | {recipe.item: 1})
+        achieved[recipe.move.name.lower()] = crafts
+    return with_achievements(replace(state, inventory=inventory), **achieved)
+
+
+def _block_inside(state: State, offset: tuple[int, int]) -> Int[Array, ""]:
+    position = state.position + np.array(offset, np.int32)
+    return jnp.where(is_inside(position), block_at(state.cells, position), Block.OUT_OF_BOUNDS)
+
+
+def interact(
+    state: State, move: Int[Array, ""], target: Position, block: Int[Array, ""], sapling: Float[Array, ""]
+) -> tuple[State, Int[Array, ""]]:
+    """Attacks the creature in front of the player, or collects, eats or drinks the block there.
+
+    Args:
+        state: the state.
+        move: the player's action.
+        target: the position in front of the player.
+        block: the block there.
+        sapling: random number that decides whether grass yields a sapling.
+
+    Returns:
+        The state, and the block that is left.
+    """
+    does = move == Move.DO
+    state, attacked = _attack(state, target, does)
+    reaches = does & is_inside(target) & ~attacked
+    inventory, left, achieved = state.inventory, block, {}
+    for ore in ORES:
+        has_tool = True if ore.tool is None else state.inventory[ore.tool] > 0
+        mines = reaches & (block == ore.block) & has_tool
+        inventory += _some(mines, {ore.item: 1})
+        left = jnp.where(mines, ore.left, left)
+        achieved[ore.achievement.name.lower()] = mines
+    finds = reaches & (block == Block.GRASS) & (sapling < SAPLING_CHANCE)
+    drinks = reaches & (block == Block.WATER)
+    eats = reaches & (block == Block.RIPE_PLANT)
+    eaten = np.arange(PLANTS) == jnp.argmax(are_at(state.plants, target))
+    state = replace(
+        state,
+        inventory=inventory + _some(finds, {Item.SAPLING: 1}),
+        drink=jnp.where(drinks, jnp.minimum(MOST, state.drink + 1), state.drink),
+        thirst=jnp.where(drinks, 0.0, state.thirst),
+        food=jnp.where(eats, jnp.minimum(MOST, state.food + 4), state.food),
+        hunger=jnp.where(eats, 0.0, state.hunger),
+        plant_ages=jnp.where(eats & eaten, 0, state.plant_ages),
+    )
+    state = with_achievements(state, **achieved, collect_sapling=finds, collect_drink=drinks, eat_plant=eats)
+    return state, jnp.where(eats, Block.PLANT, left)
+
+
+def _some(now: Bool[Array, ""], items: Mapping[Item, int]) -> Int[Array, "12"]:
+    """Returns numbers of items, or none unless `now` is True."""
+    numbers = np.zeros(len(Item), np.int32)
+    numbers[list(items)] = list(items.values())
+    return now.astype(jnp.int32) * numbers
+
+
+def _attack(state: State, target: Position, does: Bool[Array, ""]) -> tuple[State, Bool[Array, ""]]:
+    """Attacks the creature at a position. Also returns whether there is one.
+
+    As in Craftax, every creature with health comes to life, even one that had disappeared.
+    """
+    swords = state.inventory[np.array([Item.WOOD_SWORD, Item.STONE_SWORD, Item.IRON_SWORD])]
+    damage = jnp.maximum(1, jnp.max(swords * np.array([2, 3, 5], np.int32)))
+    creatures = state.creatures
+    there = are_at(creatures.position, target) & creatures.alive
+    hit = first_of_kind(there)
+    health = creatures.health - damage * (does & hit).astype(jnp.int32)
+    alive = jnp.where(does, health > 0, creatures.alive)
+    killed = hit & ~alive
+    zombie, cow, skeleton = (jnp.any(killed[np.array(indices)]) for indices in KINDS.values())
+    state = replace(
+        state,
+        creatures=replace(creatures, health=health, alive=alive),
+        food=jnp.where(cow, jnp.minimum(MOST, state.food + 6), state.food),
+        hunger=jnp.where(cow, 0.0, state.hunger),
+    )
+    state = free_cell(state, target, jnp.any(killed))
+    state = with_achievements(state, defeat_zombie=zombie, eat_cow=cow, defeat_skeleton=skeleton)
+    return state, jnp.any(there)
+
+
+def place(
+    state: State, move: Int[Array, ""], target: Position, block: Int[Array, ""]
+) -> tuple[State, Int[Array, ""]]:
+    """Places a crafting table, a furnace, a stone or a sapling in front of the player.
+
+    Args:
+        state: the state.
+        move: the player's action.
+        target: the position in front of the player.
+        block: the block there.
+
+    Returns:
+        The state, and the block that is there then.
+    """
+    has, free, inside = state.inventory, ~is_solid(block), is_inside(target) & ~is_occupied(state, target)
+    table = inside & (move == Move.PLACE_TABLE) & free & (has[Item.WOOD] >= 2)
+    furnace = inside & (move == Move.PLACE_FURNACE) & free & (has[Item.STONE] > 0)
+    stone = inside & (move == Move.PLACE_STONE) & (free | (block == Block.WATER)) & (has[Item.STONE] > 0)
+    plant = inside & (move == Move.PLACE_PLANT) & (block == Block.GRASS) & (has[Item.SAPLING] > 0)
+    slot = first(plant & ~state.planted)
+    state = replace(
+        state,
+        inventory=state.inventory
+        - _some(table, {Item.WOOD: 2})
+        - _some(furnace | stone, {Item.STONE: 1})
+        - _some(plant, {Item.SAPLING: 1}),
+        plants=jnp.where(slot[:, None], target[None, :], state.plants),
+        plant_ages=jnp.where(slot, 0, state.plant_ages),
+        planted=state.planted | slot,
+    )
+    for now, placed in (
+        (table, Block.CRAFTING_TABLE),
+        (furnace, Block.FURNACE),
+        (stone, Block.STONE),
+        (plant, Block.PLANT),
+    ):
+        block = jnp.where(now, placed, block)
+    state = with_achievements(
+        state, place_table=table, place_furnace=furnace, place_stone=stone, place_plant=plant
+    )
+    return state, block
+
+
+def walk(state: State, move: Int[Array, ""]) -> State:
+    """Turns the player, and walks one step if the cell is free. Lava counts as free."""
+    turns = (move >= Move.LEFT) & (move <= Move.DOWN)
+    target = state.position + offset_towards(move)
+    moves = can_stand(state, target) | (block_at(state.cells, target) == Block.LAVA)
+    return replace(
+        state,
+        position=jnp.where(moves, target, state.position),
+        facing=jnp.where(turns, move, state.facing),
+    )
+
+
+def live(state: State, move: Int[Array, ""]) -> State:
+    """Updates sleep, hunger, thirst, fatigue and health by one step."""
+    asleep = state.asleep | ((move == Move.SLEEP) & (state.energy < MOST))
+    wakes = asleep & (state.energy >= MOST)
+    asleep &= ~wakes
+    state = with_achievements(state, wake_up=wakes)
+    effort = jnp.where(asleep, 0.5, 1.0)
+    hunger, thirst = state.hunger + effort, state.thirst + effort
+    food = jnp.where(hunger > 25, jnp.maximum(state.food - 1, 0), state.food)
+    drink = jnp.where(thirst > 20, jnp.maximum(state.drink - 1, 0), state.drink)
+    fatigue = jnp.where(asleep, jnp.minimum(state.fatigue - 1, 0.0), state.fatigue + 1)
+    energy = jnp.where(fatigue > 30, jnp.maximum(state.energy - 1, 0), state.energy)
+    energy = jnp.where(fatigue < -10, jnp.minimum(state.energy + 1, MOST), energy)
+    well = (food > 0) & (drink > 0) & ((energy > 0) | asleep)
+    gained = jnp.where(well, jnp.where(asleep, 2.0, 1.0), jnp.where(asleep, -0.5, -1.0))
+    recovery = state.recovery + gained
+    health = jnp.where(recovery > 25, jnp.minimum(state.health + 1, MOST), state.health)
+    health = jnp.where(recovery < -15, state.health - 1, health)
+    return replace(
+        state,
+        asleep=asleep,
+        hunger=jnp.where(hunger > 25, 0.0, hunger),
+        thirst=jnp.where(thirst > 20, 0.0, thirst),
+        food=food,
+        drink=drink,
+        energy=energy,
+        fatigue=jnp.where((fatigue > 30) | (fatigue < -10), 0.0, fatigue),
+        recovery=jnp.where((recovery > 25) | (recovery < -15), 0.0, recovery),
+        health=health,
+    )
