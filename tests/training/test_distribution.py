@@ -292,10 +292,10 @@ def test_without_one_that_computes_in_step_all_begin_again(tmp_path, watched, on
 @pytest.mark.slow
 def test_a_killed_coordinator_leaves_a_run_that_goes_on_and_nothing_else(tmp_path, one_program):
     process = start_command(tmp_path / "run", iterations=LONG)
-    wait_for(process, lambda: (tmp_path / "run/.lock").exists())
+    wait_for(process, lambda: (tmp_path / "run/.lock").exists() and (tmp_path / "run/config.json").exists())
     with pytest.raises(UsageError, match=f"process {process.pid} is writing to"):
         rollmill.resume(tmp_path / "run", quiet=True)
-    with raises("already-holds-run-or-choose"):
+    with raises("choose-another-run-dir", f"process {process.pid} is writing to"):
         rollmill.train(graph_of("ppo"), run_dir=tmp_path / "run", **QUIET)
     kill_midway(process, tmp_path / "run")
     run = rollmill.resume(tmp_path / "run", quiet=True)
@@ -315,7 +315,8 @@ def start_command(run, *, iterations, env="CartPole-v1", options=("--distributio
     """`graph_of("ppo", iterations, env)` by the command line, in a process group of its own."""
     sizes = {"total_timesteps": 64 * iterations, **SIZES}
     settings = [word for name, value in sizes.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    settings += ["--normalize-observations", "--network.hidden-sizes", "8"]
+    settings += ["--normalize-observations", "--normalize-values", "--max-grad-norm", "linear:0.3:0.01"]
+    settings += ["--network.hidden-sizes", "8"]
     settings += ["--checkpoint-iterations", "5", "--no-tensorboard", "--run-dir", str(run), *options]
     command = [sys.executable, "-m", "rollmill", "train", "ppo", env, *settings]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
