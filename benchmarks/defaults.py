@@ -198,6 +198,7 @@ ROWS = [
         for name in ("sac", "td3")
     ),
     *(Row(name, "gymnasium:LunarLander-v3", 500_000) for name in ("ppo", "dqn")),
+    Row("ppo", "gymnasium:LunarLander-v3", 1_000_000, options="--recipe lunar-lander"),
 ]
 
 

@@ -219,7 +219,7 @@ def defaults() -> str:
 
 
 VARIED = {
-    **{word: word for word in ("c51", "quantiles", "rainbow", "shared-torso", "gru")},
+    **{word: word for word in ("c51", "quantiles", "rainbow", "lunar-lander", "shared-torso", "gru")},
     "--no-normalize-observations": "raw observations",
     "--rnd-coef": "rnd",
     "--gamma 0.97": "gamma 0.97",

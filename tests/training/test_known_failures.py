@@ -1,5 +1,7 @@
 """A training that is known to learn nothing says so before it starts."""
 
+from types import SimpleNamespace
+
 import pytest
 
 import rollmill
@@ -26,6 +28,15 @@ def test_values_of_thousands_are_named_with_options_that_scale_them():
     assert note is not None and "a2c is known to learn nothing on Pendulum-v1" in note
     assert "hint: --normalize-values --norm-adv" in note
     assert note_on_known_failure(rollmill.a2c("Pendulum-v1", normalize_values=True)) is None
+
+
+def test_a_short_sighted_lander_is_told_of_a_recipe():
+    def note(gamma):  # of a graph whose environment needs Box2D
+        settings = {"algorithm": "ppo", "environment": "gymnasium:LunarLander-v3", "config": {"gamma": gamma}}
+        return note_on_known_failure(SimpleNamespace(settings=settings))
+
+    assert "hover on LunarLander-v3" in note(0.99) and "--recipe lunar-lander" in note(0.99)
+    assert note(0.999) is None
 
 
 def test_others_have_no_note():

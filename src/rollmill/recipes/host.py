@@ -1,4 +1,4 @@
-"""PPO on host environments: Atari 2600 games, and the MuJoCo environments of Gymnasium."""
+"""PPO on host environments: Atari 2600 games, and environments of Gymnasium."""
 
 from rollmill.algorithms import PPOConfig
 from rollmill.networks import NetworkConfig
@@ -49,4 +49,24 @@ def half_cheetah() -> Recipe:
     return Recipe("ppo", "gymnasium:HalfCheetah-v5", config, "HalfCheetah-v5 in a million steps")
 
 
-RECIPES = {"atari-pong": pong, "half-cheetah": half_cheetah}
+def lunar_lander() -> Recipe:
+    """PPO on LunarLander-v3 in 1,000,000 steps.
+
+    Batches, discount and learning rate follow RL Zoo (hyperparams/ppo.yml). Unlike there, observations and values
+    are normalised, as by default.
+    """
+    config = PPOConfig(
+        total_timesteps=1_000_000,
+        num_envs=16,
+        num_steps=1_024,
+        update_epochs=4,
+        num_minibatches=256,
+        learning_rate=3e-4,
+        gamma=0.999,
+        gae_lambda=0.98,
+        ent_coef=0.01,
+    )
+    return Recipe("ppo", "gymnasium:LunarLander-v3", config, "LunarLander-v3 in a million steps")
+
+
+RECIPES = {"atari-pong": pong, "half-cheetah": half_cheetah, "lunar-lander": lunar_lander}

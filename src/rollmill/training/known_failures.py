@@ -21,12 +21,20 @@ UNSCALED = {"a2c": "Pendulum-v1"}
 """Algorithms whose default settings do not suit rewards in the thousands, as in this environment."""
 
 
+HOVERING, FAR_SIGHTED = "LunarLander-v3", 0.995
+"""An environment in which PPO learns to hover instead of landing, unless its discount is at least this."""
+
+
 def note_on_known_failure(graph: Graph) -> str | None:
-    """Returns a note for the user if the algorithm is known to learn nothing in this environment, and None
-    otherwise.
-    """
+    """Returns a note for the user if the algorithm is known to fail in this environment, and None otherwise."""
     algorithm = graph.settings["algorithm"]
     name = str(graph.settings["environment"]).rpartition(":")[2]
+    if (algorithm, name) == ("ppo", HOVERING) and _is_short_sighted(graph.settings["config"]["gamma"]):
+        return (
+            f"note: ppo often learns to hover on {name} instead of landing, because with its discount a crash "
+            "costs more than a late landing pays. hint: use --recipe lunar-lander, or --gamma 0.999 --gae-lambda "
+            "0.98 and a million steps"
+        )
     if UNSCALED.get(algorithm) == name and not graph.settings["config"]["normalize_values"]:
         return (
             f"note: {algorithm} is known to learn nothing on {name} with its classical settings, because values "
@@ -41,6 +49,11 @@ def note_on_known_failure(graph: Graph) -> str | None:
         "a recording of a heuristic; or a reward that grows on the way to the goal, by a transform or in your own "
         "environment"
     )
+
+
+def _is_short_sighted(gamma: Any) -> bool:
+    """False for a schedule, which may end at any discount."""
+    return isinstance(gamma, float) and gamma < FAR_SIGHTED
 
 
 TEMPERATURE = "losses/temperature"
