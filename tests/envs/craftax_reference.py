@@ -20,7 +20,15 @@ import numpy as np
 
 from rollmill.envs.craftax_classic import environment
 from rollmill.envs.craftax_classic.blocks import SIZE, Block, block_at
-from rollmill.envs.craftax_classic.state import Arrows, Creatures, Draws, Item, Params, State, replace
+from rollmill.envs.craftax_classic.state import (
+    Arrows,
+    CraftaxParams,
+    CraftaxState,
+    Creatures,
+    Draws,
+    InventoryItem,
+    replace,
+)
 
 RECORDED = Path(__file__).parent / "recorded_craftax.json"
 EPISODES, STEPS = 16, 400
@@ -68,7 +76,7 @@ ACTIONS = [1, 3, 3, 3, 3, 9, 0.5, 1.5, 0.7, 0.7, 2, 0.7, 0.7, 1, 0.7, 0.7, 1]
 def begin(key):
     """A random world, in which a player with random items stands near an edge or anywhere."""
     keys = jax.random.split(key, 6)
-    state = environment._begin(keys[0], Params(), always_diamond=True)
+    state = environment._begin(keys[0], CraftaxParams(), always_diamond=True)
     kinds, weights = np.array(list(BLOCKS)), np.log(np.array(list(BLOCKS.values()), np.float32))
     cells = jnp.asarray(kinds)[jax.random.categorical(keys[1], weights, shape=(SIZE, SIZE))]
     near_edge = jax.random.randint(keys[2], (2,), 0, 4)
@@ -77,7 +85,7 @@ def begin(key):
         state,
         cells=cells.astype(jnp.uint8).at[position[0], position[1]].set(jnp.uint8(Block.GRASS)),
         position=position,
-        inventory=jax.random.randint(keys[5], (len(Item),), 0, 4),
+        inventory=jax.random.randint(keys[5], (len(InventoryItem),), 0, 4),
         plants=jnp.zeros_like(state.plants).at[0].set(jnp.clip(position + 1, 0, SIZE - 1)),
         plant_ages=state.plant_ages.at[0].set(450),
         planted=state.planted.at[0].set(True),
@@ -171,7 +179,7 @@ def _wide(flags, like):
 
 def advance_ours(keys, states, actions):
     """Steps of ours, with the rewards and observations as sums."""
-    params = Params()
+    params = CraftaxParams()
     after = jax.vmap(lambda key, state, action: environment.advance(state, action, draws_of(key), params))(
         keys, states, actions
     )
@@ -242,7 +250,7 @@ class Package:
             growing_plants_positions=state.plants,
             growing_plants_age=state.plant_ages,
             growing_plants_mask=state.planted,
-            light_level=environment.light_at(state.time, Params()),
+            light_level=environment.light_at(state.time, CraftaxParams()),
             achievements=state.achievements,
             state_rng=jnp.zeros(()),
             timestep=state.time,
@@ -268,7 +276,7 @@ class Package:
         )
         integer = lambda value: jnp.asarray(value, jnp.int32)
         number = lambda value: jnp.asarray(value, jnp.float32)
-        return State(
+        return CraftaxState(
             cells=theirs.map.astype(jnp.uint8),
             position=integer(theirs.player_position),
             facing=integer(theirs.player_direction),
@@ -281,7 +289,7 @@ class Package:
             hunger=number(theirs.player_hunger),
             thirst=number(theirs.player_thirst),
             fatigue=number(theirs.player_fatigue),
-            inventory=jnp.stack([integer(getattr(theirs.inventory, item.name.lower())) for item in Item]),
+            inventory=jnp.stack([integer(getattr(theirs.inventory, item.name.lower())) for item in InventoryItem]),
             creatures=creatures,
             arrows=Arrows(
                 integer(theirs.arrows.position), integer(theirs.arrow_directions), jnp.asarray(theirs.arrows.mask)
@@ -295,7 +303,7 @@ class Package:
 
     def advance_both(self, keys, states, actions):
         """Steps of both from `(ours, theirs)`. Counts differences of fields, blocked cells, rewards and views."""
-        params = Params()
+        params = CraftaxParams()
 
         def one(key, ours, theirs, action):
             seen, theirs, reward = self.step(key, theirs, action)

@@ -12,7 +12,7 @@ import pytest
 from rollmill import envs
 from rollmill.envs.craftax_classic import environment, world
 from rollmill.envs.craftax_classic.blocks import Block
-from rollmill.envs.craftax_classic.state import Params, replace
+from rollmill.envs.craftax_classic.state import CraftaxParams, replace
 from wordings import raises
 
 NAME = "CraftaxClassic-v0"
@@ -85,7 +85,7 @@ def test_without_the_option_a_diamond_is_left_to_chance():
 
 def test_the_flat_observation_has_the_same_content(first):
     _, seen, state = first
-    flat = environment.observe_flat(state.inner, Params())
+    flat = environment.observe_flat(state.inner, CraftaxParams())
     planes = flat[:1323].reshape(7, 9, 21)
     np.testing.assert_array_equal(jnp.argmax(planes[..., :17], axis=-1), seen["blocks"])
     np.testing.assert_array_equal(planes[..., 17:], seen["creatures"])
@@ -96,7 +96,7 @@ def test_the_flat_observation_has_the_same_content(first):
 def test_cells_beyond_the_map_are_out_of_bounds_in_a_view(first):
     _, _, state = first
     corner = replace(state.inner, position=jnp.array([0, 63], jnp.int32))
-    seen = np.asarray(environment.observe(corner, Params())["blocks"])
+    seen = np.asarray(environment.observe(corner, CraftaxParams())["blocks"])
     assert (seen[:3] == Block.OUT_OF_BOUNDS).all() and (seen[:, 5:] == Block.OUT_OF_BOUNDS).all()
     np.testing.assert_array_equal(seen[3:, :5], corner.cells[:4, 59:])
 

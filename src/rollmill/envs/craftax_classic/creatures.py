@@ -23,10 +23,10 @@ from rollmill.envs.craftax_classic.state import (
     CREATURES,
     KINDS,
     Count,
+    CraftaxParams,
+    CraftaxState,
     Creatures,
     Draws,
-    Params,
-    State,
     first,
     first_of_kind,
     light_at,
@@ -44,26 +44,26 @@ _WINDOW = 2 * DESPAWN_DISTANCE - 1
 _AXIS = np.arange(_WINDOW, dtype=np.int32)
 
 
-def is_occupied(state: State, position: Position) -> Bool[Array, ""]:
+def is_occupied(state: CraftaxState, position: Position) -> Bool[Array, ""]:
     """True if the player or a creature blocks a position."""
     here = are_at(state.creatures.position, position)
     return jnp.any(state.creatures.blocks & here) | jnp.all(state.position == position)
 
 
-def can_stand(state: State, position: Position) -> Bool[Array, ""]:
+def can_stand(state: CraftaxState, position: Position) -> Bool[Array, ""]:
     """True if a creature may walk to a position."""
     block = block_at(state.cells, position)
     return is_inside(position) & ~is_solid(block) & (block != Block.LAVA) & ~is_occupied(state, position)
 
 
-def free_cell(state: State, position: Position, now: Bool[Array, ""]) -> State:
+def free_cell(state: CraftaxState, position: Position, now: Bool[Array, ""]) -> CraftaxState:
     """Lets no creature at a position block it, if `now` is True."""
     creatures = state.creatures
     here = now & are_at(creatures.position, position)
     return replace(state, creatures=replace(creatures, blocks=creatures.blocks & ~here))
 
 
-def move_creatures(state: State, draws: Draws) -> State:
+def move_creatures(state: CraftaxState, draws: Draws) -> CraftaxState:
     """Moves all creatures one after the other, and then all arrows."""
     for number, i in enumerate(KINDS["zombies"]):
         state = _move_zombie(state, draws, i, number)
@@ -79,7 +79,7 @@ def _random_offset(number: Float[Array, ""], directions: int) -> Position:
     return offset_towards(1 + jnp.floor(number * directions).astype(jnp.int32))
 
 
-def _offset_to_player(state: State, position: Position, axis: Float[Array, ""]) -> Position:
+def _offset_to_player(state: CraftaxState, position: Position, axis: Float[Array, ""]) -> Position:
     """Returns the offset towards the player along the longer axis. `axis` is a random number that decides ties."""
     gap = state.position - position
     down, across = jnp.abs(gap[0]), jnp.abs(gap[1])
@@ -87,7 +87,7 @@ def _offset_to_player(state: State, position: Position, axis: Float[Array, ""]) 
     return jnp.sign(gap) * jnp.stack([vertical, ~vertical]).astype(jnp.int32)
 
 
-def _move_zombie(state: State, draws: Draws, i: int, number: int) -> State:
+def _move_zombie(state: CraftaxState, draws: Draws, i: int, number: int) -> CraftaxState:
     """Moves a zombie at random or towards the player. A zombie next to the player attacks."""
     creatures, here = state.creatures, state.creatures.position[i]
     far = distance(here, state.position)
@@ -108,7 +108,7 @@ def _move_zombie(state: State, draws: Draws, i: int, number: int) -> State:
     return _walk_to(state, i, jnp.where(attacks, here, here + offset))
 
 
-def _move_skeleton(state: State, draws: Draws, i: int, number: int) -> State:
+def _move_skeleton(state: CraftaxState, draws: Draws, i: int, number: int) -> CraftaxState:
     """Moves a skeleton, mostly at random. It shoots at a player who is near, and evades one who is very near."""
     creatures, here = state.creatures, state.creatures.position[i]
     far = distance(here, state.position)
@@ -143,7 +143,7 @@ def _with_cooldown(creatures: Creatures, i: int, attacks: Bool[Array, ""], steps
     return replace(creatures, cooldown=jnp.where(_is(i), cooldown, creatures.cooldown))
 
 
-def _walk_to(state: State, i: int, target: Position) -> State:
+def _walk_to(state: CraftaxState, i: int, target: Position) -> CraftaxState:
     """Moves a creature to a position if it can stand there. Far from the player, it disappears."""
     here, alive = state.creatures.position[i], state.creatures.alive[i]
     position = jnp.where(can_stand(state, target), target, here)
@@ -161,7 +161,7 @@ def _walk_to(state: State, i: int, target: Position) -> State:
     )
 
 
-def _move_arrows(state: State) -> State:
+def _move_arrows(state: CraftaxState) -> CraftaxState:
     """Moves arrows until they hit something. They hurt the player, and destroy crafting tables and furnaces."""
     arrows = state.arrows
     position = arrows.position + arrows.offset
@@ -196,7 +196,7 @@ class _Window(NamedTuple):
     corner: Position
 
 
-def spawn_creatures(state: State, draws: Draws, params: Params) -> State:
+def spawn_creatures(state: CraftaxState, draws: Draws, params: CraftaxParams) -> CraftaxState:
     """Lets a cow, a zombie and a skeleton appear at random, each if there is room for one more of its kind."""
     window = _window_of(state)
     darkness = 1 - light_at(state.time, params)
@@ -232,7 +232,7 @@ def spawn_creatures(state: State, draws: Draws, params: Params) -> State:
     return replace(state, creatures=replace(creatures, blocks=blocks))
 
 
-def _window_of(state: State) -> _Window:
+def _window_of(state: CraftaxState) -> _Window:
     corner = jnp.clip(state.position - (DESPAWN_DISTANCE - 1), 0, SIZE - _WINDOW)
     blocks = jax.lax.dynamic_slice(state.cells, (corner[0], corner[1]), (_WINDOW, _WINDOW))
     down = jnp.abs(corner[0] + _AXIS - state.position[0])

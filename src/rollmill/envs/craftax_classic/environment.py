@@ -30,18 +30,18 @@ from rollmill.envs.craftax_classic.state import (
     PLANTS,
     Achievement,
     Arrows,
+    CraftaxParams,
+    CraftaxState,
     Creatures,
     Draws,
-    Item,
+    InventoryItem,
     Move,
-    Params,
-    State,
     draw,
     light_at,
     replace,
 )
 from rollmill.envs.craftax_classic.world import START, generate
-from rollmill.envs.drawings.craftax import Player, draw_world
+from rollmill.envs.drawings.craftax import DrawnPlayer, draw_world
 from rollmill.envs.rare_resets import checked_ratio
 from rollmill.envs.transforms import time_limit
 
@@ -73,11 +73,11 @@ def craftax_classic(
         reset_ratio: see `rollmill.Environment`. With 1, a world is generated for every environment in every step.
     """
 
-    def reset(key: Key, params: Params) -> tuple[Observation, State]:
+    def reset(key: Key, params: CraftaxParams) -> tuple[Observation, CraftaxState]:
         state = _begin(key, params, always_diamond=always_diamond)
         return seen(state, params), state
 
-    def step(key: Key, state: State, action: Int[Array, ""], params: Params) -> Timestep:
+    def step(key: Key, state: CraftaxState, action: Int[Array, ""], params: CraftaxParams) -> Timestep:
         after = advance(state, action, draw(key), params)
         in_lava = block_at(after.cells, after.position) == Block.LAVA
         return Timestep(
@@ -94,7 +94,7 @@ def craftax_classic(
         {
             "blocks": spaces.MultiDiscrete(np.full(VIEW, len(Block)), np.uint8),
             "creatures": spaces.MultiBinary((*VIEW, len(KINDS) + 1)),
-            "self": spaces.Box(0.0, 1.0, (len(Item) + 4 + 4 + 2,), np.float32),
+            "self": spaces.Box(0.0, 1.0, (len(InventoryItem) + 4 + 4 + 2,), np.float32),
         }
     )
     env = Environment(
@@ -103,14 +103,14 @@ def craftax_classic(
         step=step,
         observation_space=spaces.Box(0.0, 1.0, (1345,), np.float32) if flat else dictionary,
         action_space=spaces.Discrete(len(Move)),
-        params=Params(),
+        params=CraftaxParams(),
         draw=_draw,
         reset_ratio=checked_ratio(reset_ratio),
     )
     return time_limit(env, max_steps)
 
 
-def advance(state: State, action: Int[Array, ""], draws: Draws, params: Params) -> State:
+def advance(state: CraftaxState, action: Int[Array, ""], draws: Draws, params: CraftaxParams) -> CraftaxState:
     """Returns the state after an action, given the random numbers of the step."""
     move = jnp.where(state.asleep, Move.NOOP, action.astype(jnp.int32))
     state = craft(state, move)
@@ -133,7 +133,7 @@ def advance(state: State, action: Int[Array, ""], draws: Draws, params: Params) 
     )
 
 
-def observe(state: State, params: Params) -> PyTree[Array]:
+def observe(state: CraftaxState, params: CraftaxParams) -> PyTree[Array]:
     """Returns what the player sees, as a dictionary."""
     return {
         "blocks": view_around(state.cells, state.position, VIEW).astype(jnp.uint8),
@@ -142,7 +142,7 @@ def observe(state: State, params: Params) -> PyTree[Array]:
     }
 
 
-def observe_flat(state: State, params: Params) -> Float[Array, "1345"]:
+def observe_flat(state: CraftaxState, params: CraftaxParams) -> Float[Array, "1345"]:
     """Returns what the player sees, as the vector that Craftax-Classic-Symbolic-v1 observes."""
     blocks = (
         view_around(state.cells, state.position, VIEW)[..., None]
@@ -152,10 +152,10 @@ def observe_flat(state: State, params: Params) -> Float[Array, "1345"]:
     return jnp.concatenate([planes.astype(jnp.float32).reshape(-1), _numbers_of_player(state, params)])
 
 
-def _begin(key: Key, params: Params, *, always_diamond: bool) -> State:
+def _begin(key: Key, params: CraftaxParams, *, always_diamond: bool) -> CraftaxState:
     zero, none = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32)
     most = jnp.full((), MOST, jnp.int32)
-    return State(
+    return CraftaxState(
         cells=generate(key, always_diamond=always_diamond),
         position=jnp.asarray(START, jnp.int32),
         facing=jnp.asarray(int(Move.UP), jnp.int32),
@@ -168,7 +168,7 @@ def _begin(key: Key, params: Params, *, always_diamond: bool) -> State:
         hunger=none,
         thirst=none,
         fatigue=none,
-        inventory=jnp.zeros(len(Item), jnp.int32),
+        inventory=jnp.zeros(len(InventoryItem), jnp.int32),
         creatures=_unborn(params),
         arrows=Arrows(
             position=jnp.zeros((ARROWS, 2), jnp.int32),
@@ -183,7 +183,7 @@ def _begin(key: Key, params: Params, *, always_diamond: bool) -> State:
     )
 
 
-def _unborn(params: Params) -> Creatures:
+def _unborn(params: CraftaxParams) -> Creatures:
     """Returns creatures of which none is alive. Zombies and cows have health, as in Craftax."""
     cows = np.isin(np.arange(CREATURES), np.array(KINDS["cows"]))
     zombies = np.isin(np.arange(CREATURES), np.array(KINDS["zombies"]))
@@ -196,7 +196,7 @@ def _unborn(params: Params) -> Creatures:
     )
 
 
-def _grow_plants(state: State) -> State:
+def _grow_plants(state: CraftaxState) -> CraftaxState:
     """Lets plants grow. At most one ripens in a step, because no two are planted or eaten in the same step."""
     ages = jnp.where(state.planted, state.plant_ages + 1, 0)
     ripens = ages == RIPENING
@@ -205,12 +205,12 @@ def _grow_plants(state: State) -> State:
     return replace(state, plant_ages=ages, cells=replace_block(state.cells, position, block))
 
 
-def _reward(before: State, after: State) -> Float[Array, ""]:
+def _reward(before: CraftaxState, after: CraftaxState) -> Float[Array, ""]:
     achieved = jnp.sum(after.achievements, dtype=jnp.float32) - jnp.sum(before.achievements, dtype=jnp.float32)
     return achieved + (after.health - before.health).astype(jnp.float32) * 0.1
 
 
-def _visible_creatures(state: State) -> Bool[Array, "7 9 4"]:
+def _visible_creatures(state: CraftaxState) -> Bool[Array, "7 9 4"]:
     """Flags the kinds of creatures in each cell that the player sees.
 
     As in Craftax, only the last creature of a kind in a cell counts, even if it is not alive, and a creature that
@@ -232,7 +232,7 @@ def _visible_creatures(state: State) -> Bool[Array, "7 9 4"]:
     return jnp.stack(planes, axis=-1)
 
 
-def _numbers_of_player(state: State, params: Params) -> Float[Array, "22"]:
+def _numbers_of_player(state: CraftaxState, params: CraftaxParams) -> Float[Array, "22"]:
     needs = jnp.stack([state.health, state.food, state.drink, state.energy])
     counts = jnp.concatenate([state.inventory, needs]).astype(jnp.float32) / 10
     facing = (state.facing == np.arange(1, 5, dtype=np.int32)).astype(jnp.float32)
@@ -240,11 +240,11 @@ def _numbers_of_player(state: State, params: Params) -> Float[Array, "22"]:
     return jnp.concatenate([counts, facing, rest])
 
 
-def _draw(state: State, params: Params) -> Drawing:
+def _draw(state: CraftaxState, params: CraftaxParams) -> Drawing:
     positions, alive = np.asarray(state.creatures.position), state.creatures.alive
     living = {kind: [positions[i] for i in indices if alive[i]] for kind, indices in KINDS.items()}
     arrows = [np.asarray(state.arrows.position[i]) for i in range(ARROWS) if state.arrows.flies[i]]
-    player = Player(
+    player = DrawnPlayer(
         position=(int(state.position[0]), int(state.position[1])),
         offset={Move.LEFT: (0, -1), Move.RIGHT: (0, 1), Move.UP: (-1, 0), Move.DOWN: (1, 0)}[
             Move(int(state.facing))

@@ -23,9 +23,9 @@ from rollmill.envs.craftax_classic.state import (
     MOST,
     PLANTS,
     Achievement,
-    Item,
+    CraftaxState,
+    InventoryItem,
     Move,
-    State,
     first,
     first_of_kind,
     replace,
@@ -33,29 +33,34 @@ from rollmill.envs.craftax_classic.state import (
 )
 
 
-class Recipe(NamedTuple):
+class CraftingRecipe(NamedTuple):
     """How an item is crafted next to a crafting table."""
 
     move: Move
-    item: Item
-    cost: tuple[Item, ...]
+    item: InventoryItem
+    cost: tuple[InventoryItem, ...]
     """One of each is used up."""
     needs_furnace: bool = False
 
 
 RECIPES = [
-    Recipe(Move.MAKE_WOOD_PICKAXE, Item.WOOD_PICKAXE, (Item.WOOD,)),
-    Recipe(Move.MAKE_STONE_PICKAXE, Item.STONE_PICKAXE, (Item.WOOD, Item.STONE)),
-    Recipe(
+    CraftingRecipe(Move.MAKE_WOOD_PICKAXE, InventoryItem.WOOD_PICKAXE, (InventoryItem.WOOD,)),
+    CraftingRecipe(
+        Move.MAKE_STONE_PICKAXE, InventoryItem.STONE_PICKAXE, (InventoryItem.WOOD, InventoryItem.STONE)
+    ),
+    CraftingRecipe(
         Move.MAKE_IRON_PICKAXE,
-        Item.IRON_PICKAXE,
-        (Item.WOOD, Item.STONE, Item.COAL, Item.IRON),
+        InventoryItem.IRON_PICKAXE,
+        (InventoryItem.WOOD, InventoryItem.STONE, InventoryItem.COAL, InventoryItem.IRON),
         needs_furnace=True,
     ),
-    Recipe(Move.MAKE_WOOD_SWORD, Item.WOOD_SWORD, (Item.WOOD,)),
-    Recipe(Move.MAKE_STONE_SWORD, Item.STONE_SWORD, (Item.WOOD, Item.STONE)),
-    Recipe(
-        Move.MAKE_IRON_SWORD, Item.IRON_SWORD, (Item.WOOD, Item.STONE, Item.COAL, Item.IRON), needs_furnace=True
+    CraftingRecipe(Move.MAKE_WOOD_SWORD, InventoryItem.WOOD_SWORD, (InventoryItem.WOOD,)),
+    CraftingRecipe(Move.MAKE_STONE_SWORD, InventoryItem.STONE_SWORD, (InventoryItem.WOOD, InventoryItem.STONE)),
+    CraftingRecipe(
+        Move.MAKE_IRON_SWORD,
+        InventoryItem.IRON_SWORD,
+        (InventoryItem.WOOD, InventoryItem.STONE, InventoryItem.COAL, InventoryItem.IRON),
+        needs_furnace=True,
     ),
 ]
 
@@ -65,24 +70,24 @@ class Ore(NamedTuple):
 
     block: Block
     left: Block
-    item: Item
-    tool: Item | None
+    item: InventoryItem
+    tool: InventoryItem | None
     achievement: Achievement
 
 
 ORES = [
-    Ore(Block.TREE, Block.GRASS, Item.WOOD, None, Achievement.COLLECT_WOOD),
-    Ore(Block.STONE, Block.PATH, Item.STONE, Item.WOOD_PICKAXE, Achievement.COLLECT_STONE),
-    Ore(Block.COAL, Block.PATH, Item.COAL, Item.WOOD_PICKAXE, Achievement.COLLECT_COAL),
-    Ore(Block.IRON, Block.PATH, Item.IRON, Item.STONE_PICKAXE, Achievement.COLLECT_IRON),
-    Ore(Block.DIAMOND, Block.PATH, Item.DIAMOND, Item.IRON_PICKAXE, Achievement.COLLECT_DIAMOND),
+    Ore(Block.TREE, Block.GRASS, InventoryItem.WOOD, None, Achievement.COLLECT_WOOD),
+    Ore(Block.STONE, Block.PATH, InventoryItem.STONE, InventoryItem.WOOD_PICKAXE, Achievement.COLLECT_STONE),
+    Ore(Block.COAL, Block.PATH, InventoryItem.COAL, InventoryItem.WOOD_PICKAXE, Achievement.COLLECT_COAL),
+    Ore(Block.IRON, Block.PATH, InventoryItem.IRON, InventoryItem.STONE_PICKAXE, Achievement.COLLECT_IRON),
+    Ore(Block.DIAMOND, Block.PATH, InventoryItem.DIAMOND, InventoryItem.IRON_PICKAXE, Achievement.COLLECT_DIAMOND),
 ]
 
 SAPLING_CHANCE = 0.1
 """Probability of finding a sapling in grass."""
 
 
-def craft(state: State, move: Int[Array, ""]) -> State:
+def craft(state: CraftaxState, move: Int[Array, ""]) -> CraftaxState:
     """Crafts a tool, if the player stands next to a crafting table and has what it takes."""
     around = jnp.stack([_block_inside(state, offset) for offset in NEIGHBOURS])
     at_table, at_furnace = jnp.any(around == Block.CRAFTING_TABLE), jnp.any(around == Block.FURNACE)
@@ -96,14 +101,14 @@ def craft(state: State, move: Int[Array, ""]) -> State:
     return with_achievements(replace(state, inventory=inventory), **achieved)
 
 
-def _block_inside(state: State, offset: tuple[int, int]) -> Int[Array, ""]:
+def _block_inside(state: CraftaxState, offset: tuple[int, int]) -> Int[Array, ""]:
     position = state.position + np.array(offset, np.int32)
     return jnp.where(is_inside(position), block_at(state.cells, position), Block.OUT_OF_BOUNDS)
 
 
 def interact(
-    state: State, move: Int[Array, ""], target: Position, block: Int[Array, ""], sapling: Float[Array, ""]
-) -> tuple[State, Int[Array, ""]]:
+    state: CraftaxState, move: Int[Array, ""], target: Position, block: Int[Array, ""], sapling: Float[Array, ""]
+) -> tuple[CraftaxState, Int[Array, ""]]:
     """Attacks the creature in front of the player, or collects, eats or drinks the block there.
 
     Args:
@@ -132,7 +137,7 @@ def interact(
     eaten = np.arange(PLANTS) == jnp.argmax(are_at(state.plants, target))
     state = replace(
         state,
-        inventory=inventory + _some(finds, {Item.SAPLING: 1}),
+        inventory=inventory + _some(finds, {InventoryItem.SAPLING: 1}),
         drink=jnp.where(drinks, jnp.minimum(MOST, state.drink + 1), state.drink),
         thirst=jnp.where(drinks, 0.0, state.thirst),
         food=jnp.where(eats, jnp.minimum(MOST, state.food + 4), state.food),
@@ -143,19 +148,21 @@ def interact(
     return state, jnp.where(eats, Block.PLANT, left)
 
 
-def _some(now: Bool[Array, ""], items: Mapping[Item, int]) -> Int[Array, "12"]:
+def _some(now: Bool[Array, ""], items: Mapping[InventoryItem, int]) -> Int[Array, "12"]:
     """Returns numbers of items, or none unless `now` is True."""
-    numbers = np.zeros(len(Item), np.int32)
+    numbers = np.zeros(len(InventoryItem), np.int32)
     numbers[list(items)] = list(items.values())
     return now.astype(jnp.int32) * numbers
 
 
-def _attack(state: State, target: Position, does: Bool[Array, ""]) -> tuple[State, Bool[Array, ""]]:
+def _attack(state: CraftaxState, target: Position, does: Bool[Array, ""]) -> tuple[CraftaxState, Bool[Array, ""]]:
     """Attacks the creature at a position. Also returns whether there is one.
 
     As in Craftax, every creature with health comes to life, even one that had disappeared.
     """
-    swords = state.inventory[np.array([Item.WOOD_SWORD, Item.STONE_SWORD, Item.IRON_SWORD])]
+    swords = state.inventory[
+        np.array([InventoryItem.WOOD_SWORD, InventoryItem.STONE_SWORD, InventoryItem.IRON_SWORD])
+    ]
     damage = jnp.maximum(1, jnp.max(swords * np.array([2, 3, 5], np.int32)))
     creatures = state.creatures
     there = are_at(creatures.position, target) & creatures.alive
@@ -176,8 +183,8 @@ def _attack(state: State, target: Position, does: Bool[Array, ""]) -> tuple[Stat
 
 
 def place(
-    state: State, move: Int[Array, ""], target: Position, block: Int[Array, ""]
-) -> tuple[State, Int[Array, ""]]:
+    state: CraftaxState, move: Int[Array, ""], target: Position, block: Int[Array, ""]
+) -> tuple[CraftaxState, Int[Array, ""]]:
     """Places a crafting table, a furnace, a stone or a sapling in front of the player.
 
     Args:
@@ -190,17 +197,17 @@ def place(
         The state, and the block that is there then.
     """
     has, free, inside = state.inventory, ~is_solid(block), is_inside(target) & ~is_occupied(state, target)
-    table = inside & (move == Move.PLACE_TABLE) & free & (has[Item.WOOD] >= 2)
-    furnace = inside & (move == Move.PLACE_FURNACE) & free & (has[Item.STONE] > 0)
-    stone = inside & (move == Move.PLACE_STONE) & (free | (block == Block.WATER)) & (has[Item.STONE] > 0)
-    plant = inside & (move == Move.PLACE_PLANT) & (block == Block.GRASS) & (has[Item.SAPLING] > 0)
+    table = inside & (move == Move.PLACE_TABLE) & free & (has[InventoryItem.WOOD] >= 2)
+    furnace = inside & (move == Move.PLACE_FURNACE) & free & (has[InventoryItem.STONE] > 0)
+    stone = inside & (move == Move.PLACE_STONE) & (free | (block == Block.WATER)) & (has[InventoryItem.STONE] > 0)
+    plant = inside & (move == Move.PLACE_PLANT) & (block == Block.GRASS) & (has[InventoryItem.SAPLING] > 0)
     slot = first(plant & ~state.planted)
     state = replace(
         state,
         inventory=state.inventory
-        - _some(table, {Item.WOOD: 2})
-        - _some(furnace | stone, {Item.STONE: 1})
-        - _some(plant, {Item.SAPLING: 1}),
+        - _some(table, {InventoryItem.WOOD: 2})
+        - _some(furnace | stone, {InventoryItem.STONE: 1})
+        - _some(plant, {InventoryItem.SAPLING: 1}),
         plants=jnp.where(slot[:, None], target[None, :], state.plants),
         plant_ages=jnp.where(slot, 0, state.plant_ages),
         planted=state.planted | slot,
@@ -218,7 +225,7 @@ def place(
     return state, block
 
 
-def walk(state: State, move: Int[Array, ""]) -> State:
+def walk(state: CraftaxState, move: Int[Array, ""]) -> CraftaxState:
     """Turns the player, and walks one step if the cell is free. Lava counts as free."""
     turns = (move >= Move.LEFT) & (move <= Move.DOWN)
     target = state.position + offset_towards(move)
@@ -230,7 +237,7 @@ def walk(state: State, move: Int[Array, ""]) -> State:
     )
 
 
-def live(state: State, move: Int[Array, ""]) -> State:
+def live(state: CraftaxState, move: Int[Array, ""]) -> CraftaxState:
     """Updates sleep, hunger, thirst, fatigue and health by one step."""
     asleep = state.asleep | ((move == Move.SLEEP) & (state.energy < MOST))
     wakes = asleep & (state.energy >= MOST)

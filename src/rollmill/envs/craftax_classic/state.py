@@ -31,7 +31,7 @@ Count: TypeAlias = Int[Array, "..."] | int
 """An integer constant: an int, or an int32 array `[]`, or `[E]` with one value for each environment."""
 
 
-class Item(IntEnum):
+class InventoryItem(IntEnum):
     """Index of an item in the inventory."""
 
     WOOD = 0
@@ -97,7 +97,7 @@ class Achievement(IntEnum):
     MAKE_IRON_SWORD = 21
 
 
-class Params(eqx.Module):
+class CraftaxParams(eqx.Module):
     """Numbers of Craftax-Classic. Each field may hold one value for each environment."""
 
     day_length: Scalar = 300.0
@@ -138,8 +138,8 @@ class Arrows(eqx.Module):
     flies: Bool[Array, "3"]
 
 
-class State(eqx.Module):
-    """State of Craftax-Classic."""
+class CraftaxState(eqx.Module):
+    """The state of Craftax-Classic."""
 
     cells: Cells
     position: Position
@@ -165,7 +165,7 @@ class State(eqx.Module):
     time: Int[Array, ""]
 
 
-Part = TypeVar("Part", State, Creatures, Arrows)
+Part = TypeVar("Part", CraftaxState, Creatures, Arrows)
 
 
 class Draws(NamedTuple):
@@ -207,7 +207,7 @@ def draw(key: Key) -> Draws:
     )
 
 
-def with_achievements(state: State, **achieved: Bool[Array, ""]) -> State:
+def with_achievements(state: CraftaxState, **achieved: Bool[Array, ""]) -> CraftaxState:
     """Returns the state in which the achievements that are True are achieved, too."""
     achievements, index = state.achievements, np.arange(len(Achievement))
     for name, now in achieved.items():
@@ -225,7 +225,7 @@ def first(flags: Bool[Array, " N"]) -> Bool[Array, " N"]:
     return flags & (jnp.cumsum(flags, dtype=jnp.int32) == 1)
 
 
-def light_at(time: Int[Array, ""], params: Params) -> Float[Array, ""]:
+def light_at(time: Int[Array, ""], params: CraftaxParams) -> Float[Array, ""]:
     """Returns the brightness of a step, from 0 at night to 1."""
     progress = (time.astype(jnp.float32) / params.day_length) % 1 + 0.3
     return 1 - jnp.abs(jnp.cos(jnp.pi * progress)) ** 3

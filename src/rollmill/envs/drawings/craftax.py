@@ -26,7 +26,7 @@ NEEDS = {"health": RED, "food": ORANGE, "drink": BLUE, "energy": "#d9b310"}
 STEPS_A_SECOND = 6.0
 
 
-class Player(NamedTuple):
+class DrawnPlayer(NamedTuple):
     """What is drawn of the player."""
 
     position: tuple[int, int]
@@ -41,7 +41,7 @@ class Player(NamedTuple):
 def draw_world(
     blocks: Int[np.ndarray, "H W"],
     names: Mapping[int, str],
-    player: Player,
+    player: DrawnPlayer,
     creatures: Mapping[str, Iterable[Int[np.ndarray, "2"]]],
 ) -> Drawing:
     """Draws the cells around the player.
@@ -86,7 +86,7 @@ def _centre(row: int, column: int) -> tuple[float, float]:
     return column + 0.5, ROWS - row - 0.5
 
 
-def _player(player: Player) -> Iterable[Shape]:
+def _player(player: DrawnPlayer) -> Iterable[Shape]:
     x, y = _centre(ROWS // 2, COLUMNS // 2)
     yield Circle((x, y), 0.42, PAPER)
     yield Circle((x, y), 0.36, "#6c7a89" if player.is_asleep else INK)
