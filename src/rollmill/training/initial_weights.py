@@ -19,7 +19,6 @@ import numpy as np
 from gymnasium import spaces
 from jaxtyping import Array, PyTree
 
-from rollmill.algorithms.value_distributions import SUPPORT
 from rollmill.core.errors import UsageError
 from rollmill.core.types import is_key
 from rollmill.dataflow import Graph, State, start_learner
@@ -172,6 +171,8 @@ def _find_followed(learner: PyTree, arrays: Mapping[str, np.ndarray]) -> dict[st
 
 def _describe_outputs(graph: Graph) -> tuple[Any, ...]:
     """Returns what outputs of networks for action values mean: means, or a distribution and its bounds."""
+    from rollmill.algorithms.value_distributions import SUPPORT
+
     config = graph.settings.get("config", {})
     kind = config.get("value_distribution") or "none"
     bounds = zip((config.get("min_value"), config.get("max_value")), SUPPORT, strict=True)
