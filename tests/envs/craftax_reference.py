@@ -60,7 +60,7 @@ FIELDS = [
         "time",
     ),
 ]
-"""Fields of a state that are compared. `creatures.blocks` is compared as the map of blocked cells."""
+"""Fields of a state that are compared. `creatures.occupies` is compared as the map of occupied cells."""
 
 BLOCKS = {
     **{Block.GRASS: 8.0, Block.PATH: 4.0, Block.SAND: 1.0, Block.WATER: 0.5, Block.STONE: 1.0, Block.TREE: 1.0},
@@ -263,7 +263,7 @@ class Package:
         return seen, theirs.replace(state_rng=jnp.zeros(())), reward
 
     def state(self, theirs):
-        """Our form of the package's state. `blocks` is right unless two creatures share a cell."""
+        """Our form of the package's state. `occupies` is right unless two creatures share a cell."""
         kinds = (theirs.zombies, theirs.cows, theirs.skeletons)
         join = lambda name: jnp.concatenate([getattr(kind, name) for kind in kinds])
         position, alive = join("position").astype(jnp.int32), join("mask")
@@ -311,9 +311,9 @@ class Package:
             same = self.state(theirs)
             differs = {field: jnp.any(get(after, field) != get(same, field)) for field in FIELDS}
             blocked = jnp.zeros((SIZE, SIZE), bool)
-            for i in range(len(after.creatures.blocks)):
+            for i in range(len(after.creatures.occupies)):
                 row, column = after.creatures.position[i]
-                blocked = blocked.at[row, column].max(after.creatures.blocks[i])
+                blocked = blocked.at[row, column].max(after.creatures.occupies[i])
             differs["blocked cells"] = jnp.any(blocked != theirs.mob_map)
             # the package rounds the inventory to float16
             gap = jnp.max(jnp.abs(environment.observe_flat(after, params) - seen))

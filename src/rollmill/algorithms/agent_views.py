@@ -1,4 +1,4 @@
-"""What the fragments of multi-agent algorithms see of an environment, for ONE environment.
+"""Views of a single environment for the fragments of multi-agent algorithms.
 
 An `AgentView` contains the observations of all agents in one environment step, and a dictionary of kinds contains
 their actions. Multi-agent graphs therefore have the same loops and edges as other graphs.

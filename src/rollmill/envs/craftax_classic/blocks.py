@@ -16,7 +16,7 @@ Position = Int[Array, "2"]
 
 
 class Block(IntEnum):
-    """What a cell of the map contains."""
+    """A kind of cell of the map."""
 
     INVALID = 0
     OUT_OF_BOUNDS = 1

@@ -1,5 +1,6 @@
 """Creatures of Craftax-Classic: how zombies, cows, skeletons and arrows move, attack, appear and disappear."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax
@@ -30,7 +31,6 @@ from rollmill.envs.craftax_classic.state import (
     first,
     first_of_kind,
     light_at,
-    replace,
     with_achievements,
 )
 from rollmill.envs.physics import Scalar
@@ -45,9 +45,9 @@ _AXIS = np.arange(_WINDOW, dtype=np.int32)
 
 
 def is_occupied(state: CraftaxState, position: Position) -> Bool[Array, ""]:
-    """True if the player or a creature blocks a position."""
+    """True if the player or a creature occupies a position."""
     here = are_at(state.creatures.position, position)
-    return jnp.any(state.creatures.blocks & here) | jnp.all(state.position == position)
+    return jnp.any(state.creatures.occupies & here) | jnp.all(state.position == position)
 
 
 def can_stand(state: CraftaxState, position: Position) -> Bool[Array, ""]:
@@ -57,10 +57,10 @@ def can_stand(state: CraftaxState, position: Position) -> Bool[Array, ""]:
 
 
 def free_cell(state: CraftaxState, position: Position, now: Bool[Array, ""]) -> CraftaxState:
-    """Lets no creature at a position block it, if `now` is True."""
+    """Lets no creature at a position occupy it, if `now` is True."""
     creatures = state.creatures
     here = now & are_at(creatures.position, position)
-    return replace(state, creatures=replace(creatures, blocks=creatures.blocks & ~here))
+    return replace(state, creatures=replace(creatures, occupies=creatures.occupies & ~here))
 
 
 def move_creatures(state: CraftaxState, draws: Draws) -> CraftaxState:
@@ -156,7 +156,7 @@ def _walk_to(state: CraftaxState, i: int, target: Position) -> CraftaxState:
             creatures,
             position=jnp.where(this[:, None], position[None, :], creatures.position),
             alive=jnp.where(this, stays, creatures.alive),
-            blocks=jnp.where(this, stays, creatures.blocks),
+            occupies=jnp.where(this, stays, creatures.occupies),
         ),
     )
 
@@ -191,7 +191,7 @@ class _Window(NamedTuple):
 
     blocks: Int[Array, "W W"]
     free: Bool[Array, "W W"]
-    """Cells that no creature blocks."""
+    """Cells that no creature occupies."""
     distances: Int[Array, "W W"]
     corner: Position
 
@@ -222,14 +222,14 @@ def spawn_creatures(state: CraftaxState, draws: Draws, params: CraftaxParams) ->
             position=jnp.where(new[:, None], (window.corner + local)[None, :], creatures.position),
             health=jnp.where(new, health, creatures.health),
             alive=creatures.alive | new,
-            blocks=creatures.blocks | new,
+            occupies=creatures.occupies | new,
         )
         free &= ~(jnp.any(new) & _is_cell(local))
-    # Without room for one more, the first of a kind blocks its cell again, as in Craftax.
-    blocks = creatures.blocks
+    # Without room for one more, the first of a kind occupies its cell again, as in Craftax.
+    occupies = creatures.occupies
     for indices in KINDS.values():
-        blocks |= _is(indices[0]) & jnp.all(state.creatures.alive[np.array(indices)])
-    return replace(state, creatures=replace(creatures, blocks=blocks))
+        occupies |= _is(indices[0]) & jnp.all(state.creatures.alive[np.array(indices)])
+    return replace(state, creatures=replace(creatures, occupies=occupies))
 
 
 def _window_of(state: CraftaxState) -> _Window:
@@ -239,7 +239,7 @@ def _window_of(state: CraftaxState) -> _Window:
     across = jnp.abs(corner[1] + _AXIS - state.position[1])
     local, free = state.creatures.position - corner[None, :], jnp.ones((_WINDOW, _WINDOW), bool)
     for i in range(CREATURES):
-        free &= ~(state.creatures.blocks[i] & _is_cell(local[i]))
+        free &= ~(state.creatures.occupies[i] & _is_cell(local[i]))
     return _Window(blocks.astype(jnp.int32), free, down[:, None] + across[None, :], corner)
 
 

@@ -12,6 +12,8 @@ observations, including the peculiarities of Craftax:
 A step reads and writes single cells of the map, and never computes all of it.
 """
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
@@ -38,7 +40,6 @@ from rollmill.envs.craftax_classic.state import (
     Move,
     draw,
     light_at,
-    replace,
 )
 from rollmill.envs.craftax_classic.world import START, generate
 from rollmill.envs.drawings.craftax import DrawnPlayer, draw_world
@@ -134,7 +135,7 @@ def advance(state: CraftaxState, action: Int[Array, ""], draws: Draws, params: C
 
 
 def observe(state: CraftaxState, params: CraftaxParams) -> PyTree[Array]:
-    """Returns what the player sees, as a dictionary."""
+    """Returns the observation of a state: a dictionary of blocks, creatures and numbers of the player."""
     return {
         "blocks": view_around(state.cells, state.position, VIEW).astype(jnp.uint8),
         "creatures": _visible_creatures(state).astype(jnp.int8),
@@ -143,7 +144,7 @@ def observe(state: CraftaxState, params: CraftaxParams) -> PyTree[Array]:
 
 
 def observe_flat(state: CraftaxState, params: CraftaxParams) -> Float[Array, "1345"]:
-    """Returns what the player sees, as the vector that Craftax-Classic-Symbolic-v1 observes."""
+    """Returns the observation of a state as one vector, in the order of Craftax-Classic-Symbolic-v1."""
     blocks = (
         view_around(state.cells, state.position, VIEW)[..., None]
         == np.arange(len(Block), dtype=np.int32)[None, None, :]
@@ -184,7 +185,7 @@ def _begin(key: Key, params: CraftaxParams, *, always_diamond: bool) -> CraftaxS
 
 
 def _unborn(params: CraftaxParams) -> Creatures:
-    """Returns creatures of which none is alive. Zombies and cows have health, as in Craftax."""
+    """Returns the creatures of a new episode. None is alive, but zombies and cows have health, as in Craftax."""
     cows = np.isin(np.arange(CREATURES), np.array(KINDS["cows"]))
     zombies = np.isin(np.arange(CREATURES), np.array(KINDS["zombies"]))
     return Creatures(
@@ -192,7 +193,7 @@ def _unborn(params: CraftaxParams) -> Creatures:
         health=jnp.where(cows, params.cow_health, zombies.astype(np.int32)).astype(jnp.int32),
         alive=jnp.zeros(CREATURES, bool),
         cooldown=jnp.zeros(CREATURES, jnp.int32),
-        blocks=jnp.zeros(CREATURES, bool),
+        occupies=jnp.zeros(CREATURES, bool),
     )
 
 

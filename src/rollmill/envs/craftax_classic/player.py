@@ -1,6 +1,7 @@
-"""What the player of Craftax-Classic does: crafts, collects, attacks, places blocks, walks, and gets tired."""
+"""The player of Craftax-Classic: crafting, collecting, attacking, placing blocks, walking, and bodily needs."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -28,7 +29,6 @@ from rollmill.envs.craftax_classic.state import (
     Move,
     first,
     first_of_kind,
-    replace,
     with_achievements,
 )
 
@@ -212,12 +212,8 @@ def place(
         plant_ages=jnp.where(slot, 0, state.plant_ages),
         planted=state.planted | slot,
     )
-    for now, placed in (
-        (table, Block.CRAFTING_TABLE),
-        (furnace, Block.FURNACE),
-        (stone, Block.STONE),
-        (plant, Block.PLANT),
-    ):
+    placing = {Block.CRAFTING_TABLE: table, Block.FURNACE: furnace, Block.STONE: stone, Block.PLANT: plant}
+    for placed, now in placing.items():
         block = jnp.where(now, placed, block)
     state = with_achievements(
         state, place_table=table, place_furnace=furnace, place_stone=stone, place_plant=plant

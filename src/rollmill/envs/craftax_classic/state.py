@@ -1,8 +1,8 @@
 """State, parameters and random draws of Craftax-Classic."""
 
-import dataclasses
+from dataclasses import replace
 from enum import IntEnum
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias
 
 import equinox as eqx
 import jax
@@ -21,6 +21,7 @@ CREATURES, ARROWS, PLANTS = 8, 3, 10
 """Maximum numbers of creatures, flying arrows and growing plants."""
 
 _KIND = np.array([kind for kind, indices in enumerate(KINDS.values()) for _ in indices])
+# _EARLIER[i, j] says whether creature j is of the same kind as creature i, and comes before it.
 _EARLIER = (_KIND[:, None] == _KIND) & (np.arange(CREATURES)[:, None] > np.arange(CREATURES))
 
 MOST = 9
@@ -125,8 +126,8 @@ class Creatures(eqx.Module):
     alive: Bool[Array, "8"]
     cooldown: Int[Array, "8"]
     """Steps until the next attack."""
-    blocks: Bool[Array, "8"]
-    """Whether it blocks its cell. A creature that has just come back to life does not yet."""
+    occupies: Bool[Array, "8"]
+    """Whether it occupies its cell. A creature that has just come back to life does not yet."""
 
 
 class Arrows(eqx.Module):
@@ -165,9 +166,6 @@ class CraftaxState(eqx.Module):
     time: Int[Array, ""]
 
 
-Part = TypeVar("Part", CraftaxState, Creatures, Arrows)
-
-
 class Draws(NamedTuple):
     """Random numbers of a step, uniform in [0, 1)."""
 
@@ -183,11 +181,6 @@ class Draws(NamedTuple):
     """Whether a cow, a zombie and a skeleton appear."""
     places: Float[Array, "3"]
     """Where they appear."""
-
-
-def replace(part: Part, **fields: Any) -> Part:
-    """Returns a copy of a state, or of a part of it, with other values of some fields."""
-    return dataclasses.replace(part, **fields)
 
 
 def draw(key: Key) -> Draws:
