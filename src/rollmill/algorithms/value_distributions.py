@@ -182,6 +182,11 @@ class Quantiles(NamedTuple):
         return ValueLoss(loss, loss)
 
 
+def bounds_of_returns(low: float | None, high: float | None) -> tuple[float, float]:
+    """Returns the least and the greatest return of C51's atoms. A bound of None is that of `SUPPORT`."""
+    return SUPPORT[0] if low is None else low, SUPPORT[1] if high is None else high
+
+
 def value_head(
     kind: ValueDistribution, *, huber: bool, atoms: int | None, low: float | None, high: float | None
 ) -> ValueHead:
@@ -204,7 +209,7 @@ def value_head(
     size = ATOMS if atoms is None else atoms
     if kind == "quantiles":
         return Quantiles(size)
-    low, high = (default if end is None else end for end, default in zip((low, high), SUPPORT, strict=True))
+    low, high = bounds_of_returns(low, high)
     if not low < high:
         raise UsageError(
             f"min_value={low:g} must be less than max_value={high:g}, because they are the bounds of the returns."

@@ -171,12 +171,11 @@ def _find_followed(learner: PyTree, arrays: Mapping[str, np.ndarray]) -> dict[st
 
 def _describe_outputs(graph: Graph) -> tuple[Any, ...]:
     """Returns what outputs of networks for action values mean: means, or a distribution and its bounds."""
-    from rollmill.algorithms.value_distributions import SUPPORT
+    from rollmill.algorithms.value_distributions import bounds_of_returns
 
     config = graph.settings.get("config", {})
     kind = config.get("value_distribution") or "none"
-    bounds = zip((config.get("min_value"), config.get("max_value")), SUPPORT, strict=True)
-    return kind, *(default if bound is None else bound for bound, default in bounds if kind == "c51")
+    return kind, *(bounds_of_returns(config.get("min_value"), config.get("max_value")) if kind == "c51" else ())
 
 
 def _pool_of(graph: Graph, options: RunOptions, imports: Sequence[str]) -> GivenWeights | None:
