@@ -1,11 +1,13 @@
 """Options of a training from a file."""
 
 import json
+from dataclasses import dataclass
 
 import pytest
 
 from rollmill.cli.requests import parse_training
 from rollmill.record.run_directory import RunDirectory
+from rollmill.runs.algorithms import ALGORITHMS, Algorithm
 from rollmill.runs.trust import remember
 from rollmill.training.request import TrainingRequest, read_request, resolve
 from wordings import raises
@@ -60,6 +62,53 @@ def test_a_file_stands_for_its_options_and_those_of_the_command_come_first(file)
         },
         environment_options={"max_steps": 30, "transforms": ["reward-scale:0.5", "time"]},
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (
+            ["--env-option", "gravity=9"],
+            {"max_steps": 30, "gravity": 9, "transforms": ["reward-scale:0.5", "time"]},
+        ),
+        (["--env-option", "max_steps=9"], {"max_steps": 9, "transforms": ["reward-scale:0.5", "time"]}),
+        (["--transform", "flatten"], {"max_steps": 30, "transforms": ["flatten"]}),
+        (["--env-option", 'transforms=["flatten"]'], {"max_steps": 30, "transforms": ["flatten"]}),
+    ],
+)
+def test_options_of_the_environment_override_those_of_a_file_one_by_one(file, words, expected):
+    assert parsed("--config", file, *words).environment_options == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--env-option", "gravity=9"], {"max_steps": 30, "gravity": 9, "transforms": ["time:9"]}),
+        (["--transform", "flatten"], {"max_steps": 30, "transforms": ["flatten"]}),
+        (["--transform", "flatten", "--env-option", "max_steps=8"], {"max_steps": 8, "transforms": ["flatten"]}),
+    ],
+)
+def test_options_of_the_environment_override_those_of_a_run_one_by_one(tmp_path, words, expected):
+    options = {"max_steps": 30, "transforms": ["time:9"]}
+    file = of_run(tmp_path / "run", graph={"environment_options": options})
+    assert parsed("--config", file, *words).environment_options == expected
+
+
+def test_a_recipe_beside_the_hyperparameters_of_a_run_is_refused(tmp_path):
+    file = of_run(tmp_path / "run", graph={"config": {"gamma": 0.5}})
+    with raises("recipe-has-no-effect-because", "--recipe cartpole-two-cores", str(file)):
+        parsed("--config", file, "--recipe", "cartpole-two-cores")
+
+
+def test_a_hyperparameter_that_a_run_turned_off_is_off_in_the_next(tmp_path, monkeypatch):
+    @dataclass(frozen=True)
+    class Config:
+        max_norm: float | None = 0.5
+        total_timesteps: int = 100
+
+    monkeypatch.setitem(ALGORITHMS, "own", Algorithm(Config, lambda env, config: None, ""))
+    file = of_run(tmp_path / "run", graph={"algorithm": "own", "config": {"max_norm": None}})
+    assert resolve(parsed("--config", file)).config.max_norm is None
 
 
 @pytest.mark.parametrize("named", [["dqn"], ["dqn", "Acrobot-v1"]], ids=len)

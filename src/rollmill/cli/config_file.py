@@ -142,7 +142,7 @@ class ConfigFile:
                 "hint: copy the options of the other file into this file."
             )
         given = {entry.name: self._value(entry, known[entry.name]) for entry in entries}
-        return {name: value for name, value in given.items() if value is not None}
+        return {name: value for name, value in given.items() if value is not None or _may_be_none(known[name])}
 
     def _value(self, entry: _FileEntry, option: Option) -> Any:
         if entry.value is None:
@@ -217,6 +217,16 @@ def _entries(content: Mapping[str, Any], prefix: str = "") -> Iterator[_FileEntr
             yield from _entries(value, prefix=f"{entry.key}.")
         elif entry.name not in POSITIONAL:
             yield entry
+
+
+def _may_be_none(option: Option) -> bool:
+    """Returns whether an option can be None, but has another default."""
+    if option.default is None or option.name in REPEATED:
+        return False
+    try:
+        return option.coerce(None) is None
+    except UsageError:
+        return False
 
 
 def _suggestion(entry: _FileEntry, known: Mapping[str, Option]) -> str:

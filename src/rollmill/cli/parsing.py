@@ -22,6 +22,11 @@ class Parsed(NamedTuple):
     """Values of the options that the user gave, by name without leading dashes."""
 
 
+def override(under: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the values of both mappings, by name. Those in `given` take precedence."""
+    return {**under, **given}
+
+
 def parse(kind: Any, arguments: Sequence[str], *, prog: str) -> Any:
     """Parses the arguments of a command into an instance of `kind`. `--help` prints a help text and exits.
 
@@ -36,11 +41,13 @@ def parse_given(
     *,
     prog: str,
     under: Mapping[str, Any] = MappingProxyType({}),
+    merge: Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]] = override,
     algorithms_with: Callable[[str], Sequence[str]] = no_algorithms,
 ) -> Parsed:
     """Parses the arguments of a command, and also returns which options were given. Raises the errors of `parse`.
 
-    The arguments override the values in `under`, by name. Messages refer to the command as `prog`. For an option
+    `merge(under, given)` combines the values in `under` with those of the arguments. By default, the arguments
+    override them, by name. Messages refer to the command as `prog`. For an option
     that the command does not have, they name the algorithms that have it, which `algorithms_with` returns.
     """
     options = options_of(kind)
@@ -49,7 +56,7 @@ def parse_given(
         print(help_text(options, prog=prog, description=description_of(kind), everything=everything))
         raise SystemExit(0)
     read = read_words(options, arguments, prog=prog, algorithms_with=algorithms_with)
-    given = {**under, **place_positional(options, read.positional, prog=prog), **read.given}
+    given = merge(under, {**place_positional(options, read.positional, prog=prog), **read.given})
     parsed = build(kind, options, given)
     check_local_paths(parsed)
     return Parsed(parsed, given)

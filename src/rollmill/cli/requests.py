@@ -10,7 +10,14 @@ from typing import Annotated, Any, NamedTuple, TypeAlias
 from rollmill.cli.config_file import ConfigFile, named_in, read_config_file
 from rollmill.cli.parsing import HELP, parse_given, parse_known
 from rollmill.cli.plan_search_options import SearchOptions
-from rollmill.cli.shared_options import EnvOptions, Imports, NetworkName, Transforms, chosen_environment_options
+from rollmill.cli.shared_options import (
+    EnvOptions,
+    Imports,
+    NetworkName,
+    Transforms,
+    chosen_environment_options,
+    merge_environment_options,
+)
 from rollmill.core.errors import UsageError
 from rollmill.core.local_paths import local_path
 from rollmill.core.options import Arg, Option, build, options_of
@@ -77,7 +84,9 @@ def parse_training(
             check_name(named[1])
     options = options_of(kind)
     under = file.values(options) if file else {}
-    parsed, given = parse_given(kind, words, prog=prog, under=under, algorithms_with=_algorithms_with)
+    parsed, given = parse_given(
+        kind, words, prog=prog, under=under, merge=merge_environment_options, algorithms_with=_algorithms_with
+    )
     parsed.searching.check(set(given))
     request = request_of(algorithm, parsed, given, options)
     _note_recipe(request)
@@ -105,6 +114,11 @@ def _head(words: Sequence[str], *, names_environment: bool) -> tuple[_Head, Conf
         return head, None
     file = read_config_file(local_path("config", head.config))
     file.check_code(given, with_environment=not names_environment)
+    if file.is_of_run and head.recipe is not None:
+        raise UsageError(
+            f"--recipe {head.recipe} has no effect, because {file.path} sets all hyperparameters. hint: leave one "
+            "of them out."
+        )
     options = options_of(_Head)
     return build(_Head, options, {**file.values(options, strict=False), **given}), file
 

@@ -1,6 +1,6 @@
 """Options that several commands share: of the environment, of a run's policy, and of imports."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -11,6 +11,11 @@ from rollmill.envs import parse_options
 
 if TYPE_CHECKING:
     from rollmill.policies.policy import LoadedRun
+
+ENV_OPTION, TRANSFORM = "env-option", "transform"
+"""Names of the options that choose the options and the transforms of an environment."""
+TRANSFORMS_KEY = "transforms"
+"""Option of an environment that holds its transforms."""
 
 Imports: TypeAlias = Annotated[
     tuple[str, ...],
@@ -41,7 +46,7 @@ Trust: TypeAlias = Annotated[bool, Arg(only_on=True)]
 EnvOptions: TypeAlias = Annotated[
     tuple[str, ...],
     Arg(
-        name="env-option",
+        name=ENV_OPTION,
         metavar="KEY=VALUE",
         help=(
             "Option of the environment, such as max_steps=100. true, false, null, numbers, lists and objects are "
@@ -54,7 +59,7 @@ EnvOptions: TypeAlias = Annotated[
 Transforms: TypeAlias = Annotated[
     tuple[str, ...],
     Arg(
-        name="transform",
+        name=TRANSFORM,
         metavar="NAME[:ARGUMENT]",
         help=(
             "Transform of the environment's observations, actions or rewards, such as frame-stack:4. `rollmill "
@@ -85,6 +90,26 @@ def chosen_environment_options(env_options: Sequence[str], transforms: Sequence[
             f"--transform and --env-option {OPTION} set the same option. hint: leave one of them out."
         )
     return {**options, OPTION: [str(parsed) for parsed in parse_transforms(transforms)]}
+
+
+def merge_environment_options(under: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values of options from a file, `under`, overridden by those from the command line, by name.
+
+    Options of the environment are overridden one by one. Transforms of the command line replace all transforms of
+    the file, in either form.
+    """
+    merged = {**under, **given}
+    own, of_file = given.get(ENV_OPTION, ()), under.get(ENV_OPTION, ())
+    replaced = {text.partition("=")[0] for text in own}
+    if TRANSFORM in given:
+        replaced.add(TRANSFORMS_KEY)
+    elif TRANSFORMS_KEY in replaced:
+        merged.pop(TRANSFORM, None)
+    if kept := tuple(text for text in of_file if text.partition("=")[0] not in replaced):
+        merged[ENV_OPTION] = (*kept, *own)
+    elif of_file and not own:
+        del merged[ENV_OPTION]
+    return merged
 
 
 @dataclass(frozen=True)
