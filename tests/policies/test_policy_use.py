@@ -1,5 +1,8 @@
 """A loaded policy: single observations and batches, NumPy and JAX, in and out of compiled functions."""
 
+import copy
+import pickle
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -112,6 +115,25 @@ def test_gradients_reach_the_weights(cartpole):
     assert of(step) > of(cartpole.weights)
     with raises("these-weights-have-another-structure"):
         cartpole.with_weights(jax.tree.map(lambda leaf: leaf[None], cartpole.weights))
+
+
+@pytest.mark.parametrize("make", [copy.copy, copy.deepcopy])
+def test_a_copy_of_a_policy_acts_alike_and_remembers_on_its_own(recurrent, make):
+    recurrent.reset()
+    observations = drawn((3, 2))
+    recurrent(observations[0])
+    other = make(recurrent)
+    before = jax.tree.map(np.copy, recurrent.memory)
+    other(observations[1])
+    jax.tree.map(np.testing.assert_array_equal, recurrent.memory, before)
+    recurrent(observations[1])
+    jax.tree.map(np.testing.assert_array_equal, recurrent.memory, other.memory)
+    recurrent.reset()
+
+
+def test_a_pickled_policy_is_refused(cartpole):
+    with raises("policy-cannot-be-pickled-because"):
+        pickle.dumps(cartpole)
 
 
 def test_actions_are_drawn_by_key_or_seed(cartpole, pendulum):

@@ -133,6 +133,25 @@ class Policy:
         policy.reset(seed=0)
         return policy
 
+    def __copy__(self) -> "Policy":
+        """Returns a policy with the same weights, whose memory goes on separately."""
+        policy = Policy.__new__(Policy)
+        policy.__dict__.update(self.__dict__)
+        return policy
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Policy":
+        """Returns a policy with a copy of the weights, whose memory goes on separately. The graph is shared."""
+        policy = copy(self)
+        policy._loaded = self._loaded._replace(weights=jax.tree.map(copy, self.weights))
+        return policy
+
+    def __reduce__(self) -> Any:
+        """Raises a `UsageError`, because the functions of a policy cannot be pickled."""
+        raise UsageError(
+            "a policy cannot be pickled, because it contains functions. hint: pass the run directory to the other "
+            "process and call rollmill.load there, or write the policy to a file with rollmill.export."
+        )
+
     # --- pure functions -------------------------------------------------------------------------------
 
     def action(
