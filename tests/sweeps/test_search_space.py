@@ -6,7 +6,7 @@ import pytest
 
 from rollmill.core.errors import UsageError
 from rollmill.sweeps.creation import typed_axis
-from rollmill.sweeps.search_space import Axis, combinations, parse_axis, points
+from rollmill.sweeps.search_space import Axis, combinations, listed_axis, parse_axis, points
 from wordings import raises
 
 
@@ -46,6 +46,12 @@ def test_axes(text, axis):
 def test_bad_axes(text, message):
     with raises(*message):
         parse_axis(text)
+
+
+@pytest.mark.parametrize("values", [[{"low": 1}, {"low": 2}], [[1, {"low": 2}], [3]]])
+def test_objects_cannot_be_varied(values):
+    with raises("over-object-cannot-be-varied", "--over env-option.reset_options"):
+        listed_axis("env-option.reset_options", values)
 
 
 def test_integers_with_a_dash_between_get_a_hint():

@@ -3,7 +3,7 @@
 import itertools
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rollmill.core.errors import UsageError
@@ -77,13 +77,23 @@ def option_name(text: str) -> str:
 def listed_axis(option: str, values: Sequence[Any]) -> Axis:
     """Returns an axis with a list of values for an option.
 
-    Raises a `UsageError` if there are no values, or if a value occurs twice.
+    Raises a `UsageError` if there are no values, if a value occurs twice, or if one contains a dictionary.
     """
     axis = Axis(option, tuple(values))
+    if any(map(_has_object, values)):
+        raise UsageError(
+            f"--over {option}: an object cannot be varied, because tables of trials show single values. hint: "
+            "register an environment that makes the object from a number or a string, and vary that option."
+        )
     if not values or len(set(axis.choices)) < len(values):
         listed = ", ".join(map(str, values)) or "nothing"
         raise UsageError(f"--over {option}: {listed} is empty or contains a repeated value.")
     return axis
+
+
+def _has_object(value: Any) -> bool:
+    """Returns whether a value is a dictionary, or a list that contains one."""
+    return any(map(_has_object, value)) if isinstance(value, list | tuple) else isinstance(value, Mapping)
 
 
 def _is_integer(text: str) -> bool:
