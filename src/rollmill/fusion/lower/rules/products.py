@@ -87,7 +87,7 @@ def expand_outer_products(ctx: Lowering, value: Value) -> Value:
 
 
 def _add(arrays: Sequence[NodeArray], ctx: Lowering) -> NodeArray:
-    return reduce(np.frompyfunc(lambda a, b: ctx.apply("add", a, b), 2, 1), arrays)
+    return reduce(np.frompyfunc(lambda a, b: _plus(ctx, a, b), 2, 1), arrays)
 
 
 def _are_vectors(value: Value, sides: Sides) -> bool:
@@ -381,7 +381,7 @@ def sum_of_products(ctx: Lowering, one: NodeArray, other: NodeArray, dtype: Any)
     # A sum without terms, as for an empty vector, is zero.
     if not products:
         return ctx.constant(0, dtype)
-    return convert_dtype(ctx, reduce(lambda a, b: ctx.apply("add", a, b), products), dtype)
+    return convert_dtype(ctx, reduce(lambda a, b: _plus(ctx, a, b), products), dtype)
 
 
 def _sum_over_columns(ctx: Lowering, one: Node, other: Node, dtype: Any) -> Node:
@@ -389,9 +389,18 @@ def _sum_over_columns(ctx: Lowering, one: Node, other: Node, dtype: Any) -> Node
 
 
 def _product(ctx: Lowering, one: Node, other: Node, dtype: Any) -> Node:
-    """Returns the product of two elements in the dtype of their sum, which is float32 for floats."""
+    """Returns the product of two elements in the dtype of their sum, which is float32 for floats.
+
+    The product of two booleans is their conjunction, and a sum of booleans is their disjunction.
+    """
+    if dtype == np.bool_:
+        return ctx.apply("and", one, other)
     wide = np.float32 if is_float(np.dtype(dtype)) else dtype
     return ctx.apply("mul", convert_dtype(ctx, one, wide), convert_dtype(ctx, other, wide))
+
+
+def _plus(ctx: Lowering, one: Node, other: Node) -> Node:
+    return ctx.apply("or" if one.dtype == np.bool_ else "add", one, other)
 
 
 def _check_multiplied(count: int) -> None:
