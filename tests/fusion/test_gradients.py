@@ -1,5 +1,6 @@
 """Gradients as programs of one sample are those of `jax.grad` of the mean; their kernels compile without a GPU."""
 
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -131,6 +132,21 @@ def test_a_minibatch_is_of_any_size():
     graph = graph_of(CASES["no-hidden-layer"])
     learner, batch, rows = learned_a_little(graph)
     assert_the_gradients_of_the_mean(graph, learner, batch, rows[:61])
+
+
+@pytest.mark.parametrize("algorithm", ["a3c", pytest.param("impala", marks=pytest.mark.slow)])
+def test_metrics_that_are_counts_or_flags_have_a_mean(algorithm):
+    """The mean of integers is no integer."""
+
+    def loss_with_counts(loss, *args):
+        total, metrics = loss(*args)
+        flag = total > 0
+        counts = {"count": 1 + 4 * flag.astype(jnp.int32), "short": 200 * flag.astype(jnp.uint8)}
+        return total, {**metrics, "flag": flag, **counts}
+
+    graph = graph_of(Case("CartPole-v1", LINEAR, algorithm))
+    counting = replace(graph.gradients, loss=partial(loss_with_counts, graph.gradients.loss))
+    assert_the_gradients_of_the_mean(graph._replace(gradients=counting), *learned_a_little(graph))
 
 
 def test_constants_of_sequences_are_those_of_the_conditioned_minibatch():

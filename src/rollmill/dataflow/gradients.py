@@ -46,7 +46,7 @@ class MeanGradients:
         """Computes gradients and metrics of ONE sample. Calling the object returns their mean over a minibatch."""
         loss = jax.value_and_grad(self._compute_loss, has_aux=True)
         (total, metrics), slopes = loss(self.network(learner), learner, sample, sequence)
-        return slopes, {"losses/total": total, **metrics}
+        return slopes, {"losses/total": total, **jax.tree.map(_term_of_mean, metrics)}
 
     def _compute_loss(self, *args: Any) -> tuple[Float[Array, ""], Metrics]:
         returned = self.loss(*args)
@@ -149,12 +149,18 @@ class SequenceGradients:
 
         of_both = jax.grad(loss_from_here, argnums=(0, 1), has_aux=True)
         (slopes, before), (total, metrics) = of_both(self.network(learner), memory)
-        return before, (slopes, {"losses/total": total, **metrics})
+        return before, (slopes, {"losses/total": total, **jax.tree.map(_term_of_mean, metrics)})
 
     def _compute_loss(self, *args: Any) -> tuple[Float[Array, ""], Metrics]:
         returned = self.loss(*args)
         check_loss(returned)
         return returned
+
+
+def _term_of_mean(metric: Any) -> Float[Array, ""]:
+    """Returns a metric of one sample in the dtype of its mean, which is float32 for integers and booleans."""
+    value = jnp.asarray(metric)
+    return value if jnp.issubdtype(value.dtype, jnp.inexact) else value.astype(jnp.float32)
 
 
 @dataclass(frozen=True)
