@@ -1,8 +1,11 @@
 """Blocks of the map of Craftax-Classic, the directions on it, and views of it.
 
-Positions are `[row, column]`, counted from the top left. Up decreases the row.
+Positions are `[row, column]`, counted from the top left. Up decreases the row. Reductions over a few elements are
+written as single operations, because XLA would compute each reduction with a kernel of its own on a GPU.
 """
 
+import functools
+import operator
 from enum import IntEnum
 
 import jax.numpy as jnp
@@ -53,9 +56,15 @@ def is_solid(block: Int[Array, "..."]) -> Bool[Array, "..."]:
     return (_SOLID >> block) & 1 == 1
 
 
+def is_any(flags: Bool[Array, "N ..."]) -> Bool[Array, "..."]:
+    """True if one of a few flags is True."""
+    return functools.reduce(operator.or_, (flags[i] for i in range(len(flags))))
+
+
 def is_inside(position: Position) -> Bool[Array, ""]:
     """True if the position is on the map."""
-    return jnp.all((position >= 0) & (position < SIZE))
+    row, column = position[0], position[1]
+    return (row >= 0) & (row < SIZE) & (column >= 0) & (column < SIZE)
 
 
 def block_at(cells: Cells, position: Position) -> Int[Array, ""]:
@@ -81,12 +90,17 @@ def offset_towards(direction: Int[Array, ""]) -> Position:
 
 def are_at(positions: Int[Array, "N 2"], position: Position) -> Bool[Array, " N"]:
     """True for each of some positions that equals `position`."""
-    return jnp.all(positions == position[None, :], axis=1)
+    return (positions[:, 0] == position[0]) & (positions[:, 1] == position[1])
+
+
+def is_same(one: Position, other: Position) -> Bool[Array, ""]:
+    """True if two positions are equal."""
+    return (one[0] == other[0]) & (one[1] == other[1])
 
 
 def distance(one: Position, other: Position) -> Int[Array, ""]:
     """Returns the Manhattan distance between two positions."""
-    return jnp.sum(jnp.abs(one - other))
+    return jnp.abs(one[0] - other[0]) + jnp.abs(one[1] - other[1])
 
 
 def view_around(cells: Cells, centre: Position, shape: tuple[int, int]) -> Int[Array, "rows columns"]:

@@ -1,7 +1,9 @@
 """Creatures of Craftax-Classic: how zombies, cows, skeletons and arrows move, attack, appear and disappear."""
 
+import functools
+import operator
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,9 @@ from rollmill.envs.craftax_classic.blocks import (
     are_at,
     block_at,
     distance,
+    is_any,
     is_inside,
+    is_same,
     is_solid,
     offset_towards,
 )
@@ -43,11 +47,14 @@ _WINDOW = 2 * DESPAWN_DISTANCE - 1
 
 _AXIS = np.arange(_WINDOW, dtype=np.int32)
 
+_Rows: TypeAlias = Int[Array, "27"]
+"""Some cells of the window: an integer for each row, whose bits are the columns."""
+
 
 def is_occupied(state: CraftaxState, position: Position) -> Bool[Array, ""]:
     """True if the player or a creature occupies a position."""
     here = are_at(state.creatures.position, position)
-    return jnp.any(state.creatures.occupies & here) | jnp.all(state.position == position)
+    return is_any(state.creatures.occupies & here) | is_same(state.position, position)
 
 
 def can_stand(state: CraftaxState, position: Position) -> Bool[Array, ""]:
@@ -169,31 +176,39 @@ def _move_arrows(state: CraftaxState) -> CraftaxState:
     for i in range(ARROWS):
         block = block_at(state.cells, position[i])
         for earlier in range(i):  # which may have destroyed the same block in this step
-            gone = destroys[earlier] & jnp.all(position[earlier] == position[i])
+            gone = destroys[earlier] & is_same(position[earlier], position[i])
             block = jnp.where(gone, Block.PATH, block)
         passes = ~is_solid(block) | (block == Block.WATER)
         flies.append(arrows.flies[i] & is_inside(position[i]) & passes & ~is_occupied(state, position[i]))
-        hits.append(arrows.flies[i] & jnp.all(position[i] == state.position))
+        hits.append(arrows.flies[i] & is_same(position[i], state.position))
         destroys.append(arrows.flies[i] & ((block == Block.FURNACE) | (block == Block.CRAFTING_TABLE)))
-    hit, destroyed = jnp.stack(hits), jnp.stack(destroys)
-    rows = jnp.where(destroyed, position[:, 0], SIZE)  # beyond the map, nothing is written
+    rows = jnp.where(jnp.stack(destroys), position[:, 0], SIZE)  # beyond the map, nothing is written
     return replace(
         state,
         arrows=replace(arrows, position=position, flies=jnp.stack(flies)),
-        health=state.health - 2 * jnp.sum(hit, dtype=jnp.int32),
-        asleep=state.asleep & ~jnp.any(hit),
+        health=state.health - 2 * sum(hit.astype(jnp.int32) for hit in hits),
+        asleep=state.asleep & ~functools.reduce(operator.or_, hits),
         cells=state.cells.at[rows, position[:, 1]].set(jnp.uint8(Block.PATH)),
     )
 
 
 class _Window(NamedTuple):
-    """The part of the map in which creatures may appear."""
+    """The part of the map in which creatures may appear. Bit `c` of a row is column `c`."""
 
-    blocks: Int[Array, "W W"]
-    free: Bool[Array, "W W"]
+    grass: _Rows
+    path: _Rows
+    free: _Rows
     """Cells that no creature occupies."""
-    distances: Int[Array, "W W"]
+    player: Position
     corner: Position
+    """Position of the first cell on the map."""
+
+    def near(self, steps: int) -> _Rows:
+        """Returns the cells that are less than `steps` away from the player."""
+        across = steps - jnp.abs(_AXIS - self.player[0])
+        begin = jnp.clip(self.player[1] - across + 1, 0, _WINDOW)
+        end = jnp.clip(self.player[1] + across, 0, _WINDOW)
+        return _bits_below(end) & ~_bits_below(begin)
 
 
 def spawn_creatures(state: CraftaxState, draws: Draws, params: CraftaxParams) -> CraftaxState:
@@ -201,22 +216,17 @@ def spawn_creatures(state: CraftaxState, draws: Draws, params: CraftaxParams) ->
     window = _window_of(state)
     darkness = 1 - light_at(state.time, params)
     zombie_chance = params.spawn_zombie_base_chance + params.spawn_zombie_night_chance * jnp.square(darkness)
-    grass, path = window.blocks == Block.GRASS, window.blocks == Block.PATH
-    kinds: tuple[tuple[str, Bool[Array, "W W"], int, Scalar, Count], ...] = (
-        ("cows", grass, 3, params.spawn_cow_chance, params.cow_health),
-        ("zombies", grass | path, 9, zombie_chance, params.zombie_health),
-        ("skeletons", path, 9, params.spawn_skeleton_chance, params.skeleton_health),
+    kinds: tuple[tuple[str, _Rows, int, Scalar, Count], ...] = (
+        ("cows", window.grass, 3, params.spawn_cow_chance, params.cow_health),
+        ("zombies", window.grass | window.path, 9, zombie_chance, params.zombie_health),
+        ("skeletons", window.path, 9, params.spawn_skeleton_chance, params.skeleton_health),
     )
     creatures, free = state.creatures, window.free
     slots = first_of_kind(~creatures.alive)
     for number, (kind, ground, nearest, chance, health) in enumerate(kinds):
-        this = _is(*KINDS[kind])
-        cells = ground & free & (window.distances > nearest) & (window.distances < DESPAWN_DISTANCE)
-        count = jnp.sum(cells, dtype=jnp.int32)
-        appears = (draws.appearances[number] < chance) & (count > 0)
-        rank = jnp.ceil(count.astype(jnp.float32) * (1 - draws.places[number])).astype(jnp.int32) - 1
-        local = _cell_of_rank(cells, rank)
-        new = slots & this & appears
+        cells = ground & free & window.near(DESPAWN_DISTANCE) & ~window.near(nearest + 1)
+        local, is_room = _pick(cells, draws.places[number])
+        new = slots & _is(*KINDS[kind]) & (draws.appearances[number] < chance) & is_room
         creatures = replace(
             creatures,
             position=jnp.where(new[:, None], (window.corner + local)[None, :], creatures.position),
@@ -224,36 +234,54 @@ def spawn_creatures(state: CraftaxState, draws: Draws, params: CraftaxParams) ->
             alive=creatures.alive | new,
             occupies=creatures.occupies | new,
         )
-        free &= ~(jnp.any(new) & _is_cell(local))
+        free &= ~_cell(local, is_any(new))
     # Without room for one more, the first of a kind occupies its cell again, as in Craftax.
     occupies = creatures.occupies
     for indices in KINDS.values():
-        occupies |= _is(indices[0]) & jnp.all(state.creatures.alive[np.array(indices)])
+        occupies |= _is(indices[0]) & ~is_any(~state.creatures.alive[indices.start : indices.stop])
     return replace(state, creatures=replace(creatures, occupies=occupies))
 
 
 def _window_of(state: CraftaxState) -> _Window:
     corner = jnp.clip(state.position - (DESPAWN_DISTANCE - 1), 0, SIZE - _WINDOW)
     blocks = jax.lax.dynamic_slice(state.cells, (corner[0], corner[1]), (_WINDOW, _WINDOW))
-    down = jnp.abs(corner[0] + _AXIS - state.position[0])
-    across = jnp.abs(corner[1] + _AXIS - state.position[1])
-    local, free = state.creatures.position - corner[None, :], jnp.ones((_WINDOW, _WINDOW), bool)
+    rows_of = lambda block: jnp.sum(jnp.where(blocks == block, 1 << _AXIS, 0), axis=1, dtype=jnp.int32)
+    occupied = jnp.zeros(_WINDOW, jnp.int32)
     for i in range(CREATURES):
-        free &= ~(state.creatures.occupies[i] & _is_cell(local[i]))
-    return _Window(blocks.astype(jnp.int32), free, down[:, None] + across[None, :], corner)
+        occupied |= _cell(state.creatures.position[i] - corner, state.creatures.occupies[i])
+    return _Window(
+        grass=rows_of(Block.GRASS),
+        path=rows_of(Block.PATH),
+        free=~occupied,
+        player=state.position - corner,
+        corner=corner,
+    )
 
 
-def _is_cell(local: Position) -> Bool[Array, "W W"]:
-    """Flags a cell of the window."""
-    return (local[0] == _AXIS)[:, None] & (local[1] == _AXIS)[None, :]
+def _bits_below(column: Int[Array, "..."]) -> Int[Array, "..."]:
+    return (1 << column) - 1
 
 
-def _cell_of_rank(cells: Bool[Array, "W W"], rank: Int[Array, ""]) -> Position:
-    """Returns the row and column of the True cell that has `rank` others before it, row by row."""
-    counts = jnp.sum(cells, axis=1, dtype=jnp.int32)
+def _cell(local: Position, now: Bool[Array, ""]) -> _Rows:
+    """Returns a cell of the window, or none if it is outside, or unless `now` is True."""
+    column = local[1]
+    is_here = now & (local[0] == _AXIS) & (column >= 0) & (column < _WINDOW)
+    return jnp.where(is_here, 1 << jnp.clip(column, 0, _WINDOW - 1), 0)
+
+
+def _pick(cells: _Rows, number: Float[Array, ""]) -> tuple[Position, Bool[Array, ""]]:
+    """Returns the row and column of one of some cells, which `number` chooses, and whether there is one."""
+    counts = jax.lax.population_count(cells)
     until = jnp.cumsum(counts, dtype=jnp.int32)
-    row = jnp.sum(until <= rank, dtype=jnp.int32)
-    within = rank - jnp.sum(jnp.where(until <= rank, counts, 0), dtype=jnp.int32)
-    there = jnp.any(cells & (row == _AXIS)[:, None], axis=0)
-    column = jnp.sum(jnp.cumsum(there, dtype=jnp.int32) <= within, dtype=jnp.int32)
-    return jnp.stack([row, column])
+    before, total = until - counts, until[-1]
+    rank = jnp.ceil(total.astype(jnp.float32) * (1 - number)).astype(jnp.int32) - 1
+    is_row = (before <= rank) & (rank < until)
+    in_row = lambda numbers: jnp.sum(jnp.where(is_row, numbers, 0), dtype=jnp.int32)
+    row, bits, others = in_row(_AXIS), in_row(cells), rank - in_row(before)
+    column = jnp.zeros((), jnp.int32)
+    for width in (16, 8, 4, 2, 1):  # finds the set bit with `others` set bits below
+        below = jax.lax.population_count((bits >> column) & ((1 << width) - 1))
+        skips = below <= others
+        others -= jnp.where(skips, below, 0)
+        column += jnp.where(skips, width, 0)
+    return jnp.stack([row, column]), total > 0

@@ -21,7 +21,14 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from rollmill.core.drawing import Drawing
 from rollmill.core.types import Environment, Key, Observation, Timestep
-from rollmill.envs.craftax_classic.blocks import Block, block_at, offset_towards, replace_block, view_around
+from rollmill.envs.craftax_classic.blocks import (
+    Block,
+    block_at,
+    is_any,
+    offset_towards,
+    replace_block,
+    view_around,
+)
 from rollmill.envs.craftax_classic.creatures import move_creatures, spawn_creatures
 from rollmill.envs.craftax_classic.player import craft, interact, live, place, walk
 from rollmill.envs.craftax_classic.state import (
@@ -201,8 +208,8 @@ def _grow_plants(state: CraftaxState) -> CraftaxState:
     """Lets plants grow. At most one ripens in a step, because no two are planted or eaten in the same step."""
     ages = jnp.where(state.planted, state.plant_ages + 1, 0)
     ripens = ages == RIPENING
-    position = jnp.sum(jnp.where(ripens[:, None], state.plants, 0), axis=0, dtype=jnp.int32)
-    block = jnp.where(jnp.any(ripens), Block.RIPE_PLANT, block_at(state.cells, position))
+    position = sum(jnp.where(ripens[i], state.plants[i], 0) for i in range(PLANTS))
+    block = jnp.where(is_any(ripens), Block.RIPE_PLANT, block_at(state.cells, position))
     return replace(state, plant_ages=ages, cells=replace_block(state.cells, position, block))
 
 
@@ -221,7 +228,8 @@ def _visible_creatures(state: CraftaxState) -> Bool[Array, "7 9 4"]:
     rows, columns = (np.arange(length, dtype=np.int32) for length in VIEW)
     alive = jnp.concatenate([state.creatures.alive, state.arrows.flies])
     local = jnp.concatenate([state.creatures.position, state.arrows.position]) - (state.position - centre)[None, :]
-    visible = alive & jnp.all((local >= 0) & (local < size[None, :]), axis=1)
+    in_view = (local >= 0) & (local < size[None, :])
+    visible = alive & in_view[:, 0] & in_view[:, 1]
     index = jnp.where(local < 0, local + size[None, :], local)
     planes = []
     for kind in (*KINDS.values(), range(CREATURES, CREATURES + ARROWS)):

@@ -14,6 +14,7 @@ from rollmill.envs.craftax_classic.blocks import (
     Position,
     are_at,
     block_at,
+    is_any,
     is_inside,
     is_solid,
     offset_towards,
@@ -83,6 +84,9 @@ ORES = [
     Ore(Block.DIAMOND, Block.PATH, InventoryItem.DIAMOND, InventoryItem.IRON_PICKAXE, Achievement.COLLECT_DIAMOND),
 ]
 
+DAMAGES = {InventoryItem.WOOD_SWORD: 2, InventoryItem.STONE_SWORD: 3, InventoryItem.IRON_SWORD: 5}
+"""Health that an attack with a sword takes from a creature. Without a sword, it takes 1."""
+
 SAPLING_CHANCE = 0.1
 """Probability of finding a sapling in grass."""
 
@@ -90,10 +94,10 @@ SAPLING_CHANCE = 0.1
 def craft(state: CraftaxState, move: Int[Array, ""]) -> CraftaxState:
     """Crafts a tool, if the player stands next to a crafting table and has what it takes."""
     around = jnp.stack([_block_inside(state, offset) for offset in NEIGHBOURS])
-    at_table, at_furnace = jnp.any(around == Block.CRAFTING_TABLE), jnp.any(around == Block.FURNACE)
+    at_table, at_furnace = is_any(around == Block.CRAFTING_TABLE), is_any(around == Block.FURNACE)
     inventory, achieved = state.inventory, {}
     for recipe in RECIPES:
-        affordable = jnp.all(state.inventory[np.array(recipe.cost)] >= 1)
+        affordable = ~is_any(state.inventory[np.array(recipe.cost)] < 1)
         crafts = (move == recipe.move) & affordable & at_table
         crafts &= at_furnace if recipe.needs_furnace else True
         inventory += _some(crafts, dict.fromkeys(recipe.cost, -1) | {recipe.item: 1})
@@ -160,26 +164,25 @@ def _attack(state: CraftaxState, target: Position, does: Bool[Array, ""]) -> tup
 
     As in Craftax, every creature with health comes to life, even one that had disappeared.
     """
-    swords = state.inventory[
-        np.array([InventoryItem.WOOD_SWORD, InventoryItem.STONE_SWORD, InventoryItem.IRON_SWORD])
-    ]
-    damage = jnp.maximum(1, jnp.max(swords * np.array([2, 3, 5], np.int32)))
+    damage = jnp.ones((), jnp.int32)
+    for sword, of_sword in DAMAGES.items():
+        damage = jnp.maximum(damage, state.inventory[sword] * of_sword)
     creatures = state.creatures
     there = are_at(creatures.position, target) & creatures.alive
     hit = first_of_kind(there)
     health = creatures.health - damage * (does & hit).astype(jnp.int32)
     alive = jnp.where(does, health > 0, creatures.alive)
     killed = hit & ~alive
-    zombie, cow, skeleton = (jnp.any(killed[np.array(indices)]) for indices in KINDS.values())
+    zombie, cow, skeleton = (is_any(killed[indices.start : indices.stop]) for indices in KINDS.values())
     state = replace(
         state,
         creatures=replace(creatures, health=health, alive=alive),
         food=jnp.where(cow, jnp.minimum(MOST, state.food + 6), state.food),
         hunger=jnp.where(cow, 0.0, state.hunger),
     )
-    state = free_cell(state, target, jnp.any(killed))
+    state = free_cell(state, target, is_any(killed))
     state = with_achievements(state, defeat_zombie=zombie, eat_cow=cow, defeat_skeleton=skeleton)
-    return state, jnp.any(there)
+    return state, is_any(there)
 
 
 def place(

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from rollmill.core.types import Key
-from rollmill.envs.craftax_classic.blocks import Cells, Position
+from rollmill.envs.craftax_classic.blocks import Cells, Position, is_any
 from rollmill.envs.physics import Scalar
 
 KINDS = {"zombies": range(3), "cows": range(3, 6), "skeletons": range(6, 8)}
@@ -210,12 +210,13 @@ def with_achievements(state: CraftaxState, **achieved: Bool[Array, ""]) -> Craft
 
 def first_of_kind(flags: Bool[Array, "8"]) -> Bool[Array, "8"]:
     """Keeps the first True flag of each kind of creatures."""
-    return flags & ~jnp.any(_EARLIER & flags[None, :], axis=1)
+    return flags & ~is_any(_EARLIER.T & flags[:, None])
 
 
 def first(flags: Bool[Array, " N"]) -> Bool[Array, " N"]:
     """Keeps the first True flag."""
-    return flags & (jnp.cumsum(flags, dtype=jnp.int32) == 1)
+    index = np.arange(flags.size)
+    return flags & ~is_any((index[:, None] < index) & flags[:, None])
 
 
 def light_at(time: Int[Array, ""], params: CraftaxParams) -> Float[Array, ""]:
