@@ -10,6 +10,8 @@ import pytest
 
 from emitters import AS_USERS
 from rollmill import envs
+from rollmill.core.types import Timestep
+from rollmill.envs import rare_resets
 
 NUM_ENVS, NUM_STEPS = 6, 60
 
@@ -47,6 +49,36 @@ def test_rare_resets_give_the_results_of_a_reset_in_every_step(ratio):
     assert int(np.sum(always.terminated)) > 10
     for expected, found in zip(jax.tree.leaves(always), jax.tree.leaves(rare), strict=True):
         np.testing.assert_array_equal(expected, found)
+
+
+def test_large_and_small_arrays_of_a_state_are_reset_together():
+    """A large array is scattered, and small ones are selected."""
+    size = rare_resets.MAX_SELECTED + 1
+
+    def reset(key, params):
+        number = jax.random.uniform(key)
+        return number, {
+            "large": jnp.full(size, number),
+            "small": number,
+            "left": jax.random.randint(key, (), 1, 9),
+        }
+
+    def step(key, state, action, params):
+        state = {name: leaf - 1 for name, leaf in state.items()}
+        return Timestep(state["small"], state, jnp.float32(0), state["left"] <= 0, jnp.bool_(False), {})
+
+    env = envs.make("Pendulum-v1")._replace(reset=reset, step=step, params=())
+    keys, states = jax.random.split(jax.random.key(0), 40), []
+    for ratio in (1, 4):
+        batch = envs.vectorise(envs.auto_reset(env._replace(reset_ratio=ratio)), 12)
+        _, state = batch.reset(jax.random.split(keys[0], 12), ())
+        advance = jax.jit(lambda state, key, batch=batch: batch.step(jax.random.split(key, 12), state, None, ()))
+        for key in keys:
+            state = advance(state, key).state
+            np.testing.assert_array_equal(state["large"], jnp.broadcast_to(state["small"][:, None], (12, size)))
+        states.append(state)
+    np.testing.assert_array_equal(states[0]["large"], states[1]["large"])
+    np.testing.assert_array_equal(states[0]["left"], states[1]["left"])
 
 
 @pytest.mark.slow

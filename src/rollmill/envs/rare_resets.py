@@ -7,6 +7,7 @@ is usually enough.
 Shape letters: `E` environments, `G` environments of a group.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,6 +22,14 @@ from rollmill.core.types import Environment, Key, Observation, Params, State
 Begun = tuple[Observation, State]
 Restart = Callable[[Bool[Array, ""], Key, Params, Begun], Begun]
 """`(done, key, params, (observation, state)) -> (observation, state)` of a new episode if done, else the same."""
+
+
+MAX_SELECTED = 64
+"""Maximum number of elements per environment with which an array is written by a selection among old and new rows.
+
+On GPUs, XLA joins selections into few kernels, whereas each scatter is a kernel of its own. Larger arrays are
+scattered, so that only rows of finished environments are written.
+"""
 
 
 class _Carry(NamedTuple):
@@ -83,16 +92,24 @@ def _in_groups(
     group: int,
 ) -> PyTree[Array]:
     """Returns the rows of `now`, with finished rows replaced."""
-    num_groups = -(-done.size // group)
+    num_envs, num_groups = done.size, -(-done.size // group)
+    rank = jnp.cumsum(done, dtype=jnp.int32) - 1
+    count = rank[-1] + 1
     # After the last finished environment, the index is `E`: this row is read from the end, and never written.
-    finished = jnp.nonzero(done, size=num_groups * group, fill_value=done.size)[0]
-    count = jnp.sum(done, dtype=jnp.int32)
+    slots = jnp.full(num_groups * group, num_envs, jnp.int32)
+    finished = slots.at[jnp.where(done, rank, slots.size)].set(jnp.arange(num_envs), mode="drop")
 
     def body(carry: _Carry) -> _Carry:
         index = jax.lax.dynamic_slice(finished, (carry.first,), (group,))
-        begun = begin_group(index)
-        write = lambda old, new: old.at[index].set(new, mode="drop")
-        return _Carry(carry.first + group, jax.tree.map(write, carry.now, begun))
+        row = rank - carry.first
+        is_begun, row = done & (row >= 0) & (row < group), jnp.clip(row, 0, group - 1)
+
+        def write(old: Array, new: Array) -> Array:
+            if math.prod(old.shape[1:]) > MAX_SELECTED:
+                return old.at[index].set(new, mode="drop")
+            return jnp.where(jax.lax.expand_dims(is_begun, range(1, old.ndim)), new[row], old)
+
+        return _Carry(carry.first + group, jax.tree.map(write, carry.now, begin_group(index)))
 
     return jax.lax.while_loop(lambda carry: carry.first < count, body, _Carry(jnp.int32(0), now)).now
 
