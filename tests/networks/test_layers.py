@@ -273,3 +273,17 @@ def test_columns_that_are_nearly_the_same_become_orthonormal():
 def test_no_library_of_linear_algebra_is_called_for_weights(make):
     text = jax.jit(make).lower().as_text()
     assert "while" in text and calls_of(text) <= {THREEFRY_CALL}
+
+
+@pytest.mark.parametrize(("inputs", "expected"), [(1345, 1352), (1344, 1344), (1021, 1021)])
+def test_wide_inputs_are_aligned_on_gpus_with_zeros_that_change_nothing(inputs, expected, monkeypatch):
+    layer, x = linear(KEY, inputs, 4), jax.random.normal(KEY, (inputs,))
+    loss = lambda layer: jnp.sum(jnp.square(layer(x)))
+    plain, plain_gradient = jax.value_and_grad(loss)(layer)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    aligned, gradient = jax.value_and_grad(loss)(layer)
+    (product,) = [eqn for eqn in jax.make_jaxpr(layer)(x).eqns if eqn.primitive.name == "dot_general"]
+    assert product.invars[0].aval.shape == (expected,)
+    assert product.invars[1].aval.shape == (expected, 4)
+    np.testing.assert_allclose(aligned, plain, rtol=1e-5)
+    np.testing.assert_allclose(gradient.weight, plain_gradient.weight, rtol=1e-4, atol=1e-5)

@@ -18,6 +18,16 @@ from rollmill.networks.orthogonal import orthogonal
 
 Padding: TypeAlias = Literal["SAME", "VALID"]
 
+ALIGNMENT = 8
+"""On GPUs, wide inputs have a multiple of this number of elements, because tensor cores load rows of 16 bytes.
+
+On an H200, an iteration of PPO on 8,192 copies of CraftaxClassic-v0 takes 258 ms with 1,345 inputs, and 196 ms
+with 1,352 inputs, of which 7 are zero.
+"""
+
+MAX_UNALIGNED = 1024
+"""Largest input that stays as it is. Its product takes little time, and kernels compute it, too."""
+
 
 class Linear(eqx.Module):
     """A fully connected layer, `x @ weight + bias`."""
@@ -27,7 +37,16 @@ class Linear(eqx.Module):
 
     def __call__(self, x: Float[Array, " I"]) -> Float[Array, " O"]:
         """Maps one vector."""
-        return x @ self.weight + self.bias
+        x, weight = _align(x, self.weight)
+        return x @ weight + self.bias
+
+
+def _align(x: Float[Array, " I"], weight: Float[Array, "I O"]) -> tuple[Float[Array, " J"], Float[Array, "J O"]]:
+    """Appends zeros to a wide input and to its weight on GPUs, if the size is not a multiple of `ALIGNMENT`."""
+    missing = -x.size % ALIGNMENT
+    if not missing or x.size <= MAX_UNALIGNED or jax.default_backend() != "gpu":
+        return x, weight
+    return jnp.concatenate([x, jnp.zeros(missing, x.dtype)]), jnp.pad(weight, ((0, missing), (0, 0)))
 
 
 class Convolution(eqx.Module):
