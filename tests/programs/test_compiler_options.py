@@ -16,6 +16,7 @@ import rollmill
 from rollmill.programs import compiled, compiler_options
 from rollmill.programs.compiled import start_state
 from rollmill.programs.compiler_options import (
+    CONCURRENT_GRAPHS,
     EXACT_PRECISION,
     LARGE_START_BYTES,
     QUICK_COMPILATION,
@@ -29,16 +30,20 @@ from rollmill.programs.kernels import plain_kernels
 
 
 def mesh(platform: str, *, gpus: int, instances: int = 1) -> Any:
-    devices = SimpleNamespace(flat=[SimpleNamespace(platform=platform)] * (gpus * instances))
-    return SimpleNamespace(shape={"instance": instances, "gpu": gpus}, devices=devices)
+    size = gpus * instances
+    devices = SimpleNamespace(flat=[SimpleNamespace(platform=platform)] * size)
+    return SimpleNamespace(shape={"instance": instances, "gpu": gpus}, devices=devices, size=size)
 
 
-@pytest.mark.parametrize(
-    "alone",
-    [mesh("gpu", gpus=1), mesh("gpu", gpus=2, instances=2), mesh("gpu", gpus=1, instances=4)],
-)
-def test_programs_without_all_reduces_between_gpus_have_no_more_options(alone: Any) -> None:
-    assert options_for(alone) == EXACT_PRECISION
+@pytest.mark.parametrize("shared", [mesh("gpu", gpus=2, instances=2), mesh("gpu", gpus=1, instances=4)])
+def test_programs_on_shared_gpus_have_no_more_options(shared: Any) -> None:
+    assert options_for(shared) == EXACT_PRECISION
+
+
+def test_kernels_of_one_gpu_run_at_the_same_time() -> None:
+    options = options_for(mesh("gpu", gpus=1))
+    assert options == {**EXACT_PRECISION, **CONCURRENT_GRAPHS}
+    jax.jit(lambda x: x + 1).lower(1.0).compile(options)
 
 
 def test_programs_of_several_gpus_have_options_that_this_version_accepts() -> None:

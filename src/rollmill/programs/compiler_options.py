@@ -59,6 +59,13 @@ SYMMETRIC_BUFFERS: CompilerOptions = {"xla_gpu_experimental_enable_nccl_symmetri
 """Lets NCCL's kernels for small all-reduces read the buffers of other GPUs directly."""
 
 
+CONCURRENT_GRAPHS: CompilerOptions = {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT"}
+"""Lets kernels of a CUDA graph that do not depend on each other run at the same time.
+
+By default, each waits for the one before. A step of an environment often consists of many small kernels. On an
+H200, rollouts of 8,192 copies of CraftaxClassic-v0 are 1.3 times as fast with this option.
+"""
+
 WITHOUT_TUNING: CompilerOptions = {"xla_gpu_autotune_level": "0"}
 """On GPUs, XLA times no algorithms for the matrix products that it computes itself.
 
@@ -68,9 +75,8 @@ the few products that are left take no time worth mentioning: the value of the l
 
 def program_options(platform: str | None = None) -> CompilerOptions:
     """Returns the XLA options for all programs on a platform. Default: the platform that JAX uses."""
-    if (platform or jax.default_backend()) != "cpu":
-        return EXACT_PRECISION
-    return _join(EXACT_PRECISION, *_filter_known(PLAIN_CONVOLUTIONS))
+    of_platform = {"cpu": PLAIN_CONVOLUTIONS, "gpu": CONCURRENT_GRAPHS}.get(platform or jax.default_backend(), {})
+    return _join(EXACT_PRECISION, *_filter_known(of_platform))
 
 
 def start_options(num_bytes: int = 0) -> CompilerOptions:
@@ -98,9 +104,10 @@ def options_for(mesh: Mesh, *, draws_for_seeds: bool = False) -> CompilerOptions
     platform = mesh.devices.flat[0].platform
     if platform == "cpu" and draws_for_seeds:
         return _join(program_options(platform), *_filter_known(KEPT_BARRIERS))
-    several_gpus = mesh.shape["gpu"] > 1 and platform == "gpu"
-    if not several_gpus or mesh.shape["instance"] > 1:  # untested if processes share a GPU
+    if platform != "gpu" or mesh.size == 1:
         return program_options(platform)
+    if mesh.shape["instance"] > 1:  # other options are untested if processes share a GPU
+        return EXACT_PRECISION
     return _join(EXACT_PRECISION, *_filter_known(ALL_REDUCES_IN_CUDA_GRAPHS, SYMMETRIC_BUFFERS))
 
 
