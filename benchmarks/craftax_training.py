@@ -37,6 +37,7 @@ from measure import (
 
 import rollmill
 from rollmill.programs.compiled import lower
+from rollmill.programs.compiler_options import program_options
 
 LARGEST_RETURN = {"Craftax-Classic-Symbolic-v1": 22.0, "Craftax-Symbolic-v1": 226.0}
 """Sum of the rewards of all achievements."""
@@ -104,7 +105,7 @@ def rollout_turn(name: str, chosen: Any, settings: Settings) -> Turn:
     _, state = begin(jax.random.split(jax.random.key(0), num_envs), env.params)
     carry, number, began = (state, jnp.zeros(())), 0, time.perf_counter()
     roll = jax.jit(lambda carry, key: jax.lax.scan(one, carry, jax.random.split(key, steps))[0], donate_argnums=0)
-    roll = roll.lower(carry, jax.random.key(0)).compile()
+    roll = roll.lower(carry, jax.random.key(0)).compile(program_options())
     print(f"{name}: compiled in {time.perf_counter() - began:.0f} s", flush=True)
 
     def turn() -> float:
