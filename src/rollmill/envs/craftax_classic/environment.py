@@ -208,7 +208,8 @@ def _grow_plants(state: CraftaxState) -> CraftaxState:
     """Lets plants grow. At most one ripens in a step, because no two are planted or eaten in the same step."""
     ages = jnp.where(state.planted, state.plant_ages + 1, 0)
     ripens = ages == RIPENING
-    position = sum(jnp.where(ripens[i], state.plants[i], 0) for i in range(PLANTS))
+    none = jnp.zeros(2, jnp.int32)
+    position = sum((jnp.where(ripens[i], state.plants[i], none) for i in range(PLANTS)), start=none)
     block = jnp.where(is_any(ripens), Block.RIPE_PLANT, block_at(state.cells, position))
     return replace(state, plant_ages=ages, cells=replace_block(state.cells, position, block))
 

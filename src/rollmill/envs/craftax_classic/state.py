@@ -210,13 +210,13 @@ def with_achievements(state: CraftaxState, **achieved: Bool[Array, ""]) -> Craft
 
 def first_of_kind(flags: Bool[Array, "8"]) -> Bool[Array, "8"]:
     """Keeps the first True flag of each kind of creatures."""
-    return flags & ~is_any(_EARLIER.T & flags[:, None])
+    return flags & ~is_any(flags[:, None] & _EARLIER.T)
 
 
 def first(flags: Bool[Array, " N"]) -> Bool[Array, " N"]:
     """Keeps the first True flag."""
     index = np.arange(flags.size)
-    return flags & ~is_any((index[:, None] < index) & flags[:, None])
+    return flags & ~is_any(flags[:, None] & (index[:, None] < index))
 
 
 def light_at(time: Int[Array, ""], params: CraftaxParams) -> Float[Array, ""]:
