@@ -28,7 +28,7 @@ from rollmill.envs.robots import (
     shadow_hand,
 )
 from rollmill.envs.robots.mujoco_batch import MujocoBatch
-from rollmill.envs.robots.walking import progress_of
+from rollmill.envs.robots.walking import WalkerState, progress_of
 from rollmill.programs.compiled import lower
 from rollmill.programs.dispatch import dispatch_ahead
 from rollmill.record.leaves import to_host
@@ -64,9 +64,10 @@ def test_the_ant_starts_on_bent_legs():
 
 def test_rewards_by_hand():
     params = rollmill.make("robots:Ant").params
+    task = ant._Ant(rollmill.physics.load(ant.model_text()).structure)
     observation = jnp.zeros(60).at[10].set(0.95).at[11].set(0.4).at[12:14].set(1.0).at[20].set(0.5)
     action = jnp.zeros(8).at[0].set(-1.0)
-    reward = ant._merits(observation, action, params)
+    reward = task.merits(observation, action, params)
     assert float(reward) == pytest.approx(0.5 + 0.1 + 0.5 * 0.5 - 0.005 - 0.05 * 0.5 - 0.1 * 2)
     before, after = jnp.zeros(15), jnp.zeros(15).at[0].set(0.05).at[1].set(0.3)
     closer = (1000 - np.hypot(999.95, 0.3)) * 60
@@ -115,7 +116,7 @@ def test_the_ant_moves_as_in_mujoco_and_falls():
         assert bool(timestep.terminated) == (data.qpos[2] < 0.31)
     on_its_back = jnp.asarray(robot.positions).at[2:7].set(jnp.array([0.28, 0.0, 1.0, 0.0, 0.0]))
     robot = rollmill.physics.RobotState(on_its_back, jnp.zeros(14), jnp.zeros(14), robot.sensors)
-    fallen = type(state)(inner=ant.AntState(robot, state.inner.action), elapsed=state.elapsed)
+    fallen = type(state)(inner=WalkerState(robot, state.inner.action), elapsed=state.elapsed)
     timestep = step(jax.random.key(0), fallen, jnp.zeros(8), env.params)
     assert bool(timestep.terminated) and float(timestep.reward) == -2.0
 
@@ -157,7 +158,7 @@ def test_the_humanoid_moves_as_in_mujoco_and_falls():
     assert touched and limited
     np.testing.assert_allclose(timestep.observation[87:], action)
     below = dataclasses.replace(robot, positions=jnp.asarray(robot.positions).at[2].set(0.7))
-    fallen = type(state)(inner=humanoid.HumanoidState(below, state.inner.action), elapsed=state.elapsed)
+    fallen = type(state)(inner=WalkerState(below, state.inner.action), elapsed=state.elapsed)
     timestep = step(jax.random.key(0), fallen, jnp.zeros(21), env.params)
     assert bool(timestep.terminated) and float(timestep.reward) == -1.0
 

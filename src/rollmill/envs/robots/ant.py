@@ -5,24 +5,23 @@ Performance GPU-Based Physics Simulation For Robot Learning", 2021; IsaacGymEnvs
 are within [-pi, pi], and force sensors measure the forces between a foot and its leg.
 """
 
-from typing import Any
-
-import equinox as eqx
-import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
 from rollmill import physics
-from rollmill.core.types import Environment, Key, Timestep
-from rollmill.envs.physics import Scalar
+from rollmill.core.types import Environment
 from rollmill.envs.robots.building import load_model, robot_environment
 from rollmill.envs.robots.pictures import ViewAngle
-from rollmill.envs.robots.substeps import advance, in_float32, uniform
-from rollmill.envs.robots.walking import observe_posture, progress_of
-
-SUBSTEPS = 2
-TIME_STEP = 1 / 60
+from rollmill.envs.robots.substeps import in_float32
+from rollmill.envs.robots.walking import (
+    SUBSTEPS,
+    TIME_STEP,
+    WalkerParams,
+    WalkerState,
+    WalkingTask,
+    observe_posture,
+    posture_reward,
+)
 
 _LEG = """
 <geom fromto="0 0 0 {x} {y} 0"/>
@@ -79,34 +78,6 @@ def model_text() -> str:
 </mujoco>"""
 
 
-class AntState(eqx.Module):
-    """State of the ant task: the robot, and the last action."""
-
-    robot: physics.RobotState
-    action: Float[Array, "8"]
-
-
-class AntParams(eqx.Module):
-    """Parameters of the ant and its task. Each leaf may hold one value per environment."""
-
-    robot: physics.Params
-    target: Scalar = 1000.0
-    """Position on the x axis that the ant walks to (m)."""
-    alive: Scalar = 0.5
-    up: Scalar = 0.1
-    heading: Scalar = 0.5
-    action_cost: Scalar = 0.005
-    energy_cost: Scalar = 0.05
-    limit_cost: Scalar = 0.1
-    fallen: Scalar = -2.0
-    """Reward of the step in which the robot falls."""
-    fallen_height: Scalar = 0.31
-    """Height of the torso (m) below which it has fallen."""
-    reset_angle: Scalar = 0.2
-    reset_speed: Scalar = 0.1
-    """Bounds of the first angles (rad) of the joints around their first pose, and of their rates (rad/s)."""
-
-
 def ant(
     *,
     max_steps: int = 1000,
@@ -124,7 +95,7 @@ def ant(
     return robot_environment(
         "robots:Ant",
         _Ant(model.structure),
-        AntParams(in_float32(model.params)),
+        WalkerParams(in_float32(model.params)),
         observations=60,
         actions=8,
         model=model_text(),
@@ -133,54 +104,20 @@ def ant(
     )
 
 
-class _Ant:
-    """The functions of the task, for the structure of its robot."""
-
-    def __init__(self, structure: physics.Structure):
-        self.structure = structure
-        ranges: list[Any] = [joint.range for joint in structure.joints[1:]]
-        self.low, self.high = np.array(ranges, np.float32).T
-
-    def reset(self, key: Key, params: AntParams) -> tuple[Float[Array, "60"], AntState]:
-        """Starts in the pose nearest to straight legs that the joints allow, with noise."""
-        for_angles, for_rates = jax.random.split(key)
-        angles = np.clip(np.zeros_like(self.low), self.low, self.high) + uniform(for_angles, 8, params.reset_angle)
-        angles = jnp.clip(angles, self.low, self.high)
-        pose = jnp.asarray(self.structure.initial_positions[:7], jnp.float32)
-        rates = jnp.concatenate([jnp.zeros(6), uniform(for_rates, 8, params.reset_speed)])
-        zeros = jnp.zeros(14)
-        robot = physics.RobotState(jnp.concatenate([pose, angles]), rates, zeros, jnp.zeros(24))
-        state = AntState(robot, jnp.zeros(8))
-        return self.observe(state, params), state
-
-    def step(self, key: Key, state: AntState, action: Float[Array, "8"], params: AntParams) -> Timestep:
-        """Advances the physics twice. Terminates if the ant falls."""
-        action = jnp.clip(action, -1.0, 1.0)
-        robot = advance(physics.Model(self.structure, params.robot), state.robot, action, SUBSTEPS)
-        moved = AntState(robot, action)
-        observation = self.observe(moved, params)
-        fallen = observation[0] < params.fallen_height
-        progress = progress_of(state.robot.positions, robot.positions, params.target, TIME_STEP)
-        return Timestep(
-            observation=observation,
-            state=moved,
-            reward=jnp.where(fallen, params.fallen, progress + _merits(observation, action, params)),
-            terminated=fallen,
-            truncated=jnp.zeros((), bool),
-            info={},
-        )
-
-    def observe(self, state: AntState, params: AntParams) -> Float[Array, "60"]:
+class _Ant(WalkingTask):
+    def observe(self, state: WalkerState, params: WalkerParams) -> Float[Array, "60"]:
         """Returns the observation: the torso's pose and motion, the joints, the feet's forces, the last action."""
         q, v = state.robot.positions, state.robot.velocities
         posture = observe_posture(q, v, params.target, 1.0)
-        angles = (2.0 * q[7:] - (self.low + self.high)) / (self.high - self.low)
-        return jnp.concatenate([posture, angles, 0.2 * v[6:], 0.1 * state.robot.sensors, state.action])
+        joints = [self.relative_angles(q), 0.2 * v[6:]]
+        return jnp.concatenate([posture, *joints, 0.1 * state.robot.sensors, state.action])
 
-
-def _merits(observation: Float[Array, "60"], action: Float[Array, "8"], params: AntParams) -> Float[Array, ""]:
-    """Returns the reward without the progress term, computed from the observation."""
-    upright, heading, angles, rates = observation[10], observation[11], observation[12:20], observation[20:28]
-    posture = params.up * jnp.where(upright > 0.93, 1.0, 0.0) + params.heading * jnp.minimum(heading / 0.8, 1.0)
-    costs = params.action_cost * jnp.sum(action * action) + params.energy_cost * jnp.sum(jnp.abs(action * rates))
-    return params.alive + posture - costs - params.limit_cost * jnp.sum(jnp.where(angles > 0.99, 1.0, 0.0))
+    def merits(
+        self, observation: Float[Array, "60"], action: Float[Array, "8"], params: WalkerParams
+    ) -> Float[Array, ""]:
+        """Returns the reward without the progress term, computed from the observation."""
+        angles, rates = observation[12:20], observation[20:28]
+        energy = jnp.sum(jnp.abs(action * rates))
+        costs = params.action_cost * jnp.sum(action * action) + params.energy_cost * energy
+        limits = jnp.sum(jnp.where(angles > 0.99, 1.0, 0.0))
+        return params.alive + posture_reward(observation, params) - costs - params.limit_cost * limits

@@ -6,24 +6,26 @@ are within [-pi, pi], force sensors measure the forces between a foot and its sh
 touch each other.
 """
 
-import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
 from rollmill import physics
-from rollmill.core.types import Environment, Key, Timestep
-from rollmill.envs.physics import Scalar
+from rollmill.core.types import Environment
 from rollmill.envs.robots.building import load_model, robot_environment
 from rollmill.envs.robots.pictures import ViewAngle
-from rollmill.envs.robots.substeps import advance, in_float32, uniform
-from rollmill.envs.robots.walking import observe_posture, progress_of
+from rollmill.envs.robots.substeps import in_float32
+from rollmill.envs.robots.walking import (
+    SUBSTEPS,
+    TIME_STEP,
+    WalkerParams,
+    WalkerState,
+    WalkingTask,
+    observe_posture,
+    posture_reward,
+)
 
-SUBSTEPS = 2
-TIME_STEP = 1 / 60
 JOINTS = 21
-READINGS = 12 + JOINTS
 
 _LEG = """
 <body name="{side}_thigh" pos="0 {y} -0.04">
@@ -138,34 +140,6 @@ def _gear(joint: str) -> float:
     return GEARS[joint.removeprefix("right_").removeprefix("left_")]
 
 
-class HumanoidState(eqx.Module):
-    """State of the humanoid task: the robot, and the last action."""
-
-    robot: physics.RobotState
-    action: Float[Array, "21"]
-
-
-class HumanoidParams(eqx.Module):
-    """Parameters of the humanoid and its task. Each leaf may hold one value per environment."""
-
-    robot: physics.Params
-    target: Scalar = 1000.0
-    """Position on the x axis that the robot walks to (m)."""
-    alive: Scalar = 2.0
-    up: Scalar = 0.1
-    heading: Scalar = 0.5
-    action_cost: Scalar = 0.01
-    energy_cost: Scalar = 0.05
-    limit_cost: Scalar = 0.25
-    fallen: Scalar = -1.0
-    """Reward of the step in which the robot falls."""
-    fallen_height: Scalar = 0.8
-    """Height of the torso (m) below which it has fallen."""
-    reset_angle: Scalar = 0.2
-    reset_speed: Scalar = 0.1
-    """Bounds of the first angles (rad) of the joints around their first pose, and of their rates (rad/s)."""
-
-
 def humanoid(
     *,
     max_steps: int = 1000,
@@ -180,10 +154,13 @@ def humanoid(
         line_search_iterations: number of points tried along each search direction.
     """
     model = load_model(model_text(), iterations, line_search_iterations, joint_forces=True)
+    params = WalkerParams(
+        in_float32(model.params), alive=2.0, action_cost=0.01, limit_cost=0.25, fallen=-1.0, fallen_height=0.8
+    )
     return robot_environment(
         "robots:Humanoid",
         _Humanoid(model.structure),
-        HumanoidParams(in_float32(model.params)),
+        params,
         observations=108,
         actions=JOINTS,
         model=model_text(),
@@ -192,64 +169,27 @@ def humanoid(
     )
 
 
-class _Humanoid:
-    """The functions of the task, for the structure of its robot."""
-
+class _Humanoid(WalkingTask):
     def __init__(self, structure: physics.Structure):
-        self.structure = structure
-        ranges = [joint.range or (-np.pi, np.pi) for joint in structure.joints[1:]]
-        self.low, self.high = np.array(ranges, np.float32).T
+        WalkingTask.__init__(self, structure)
         gears = np.array([_gear(joint.name) for joint in structure.joints[1:]], np.float32)
         self.shares = gears / gears.max()
         """Torque of each joint as a share of the strongest."""
 
-    def reset(self, key: Key, params: HumanoidParams) -> tuple[Float[Array, "108"], HumanoidState]:
-        """Starts upright, with noise."""
-        for_angles, for_rates = jax.random.split(key)
-        angles = jnp.clip(uniform(for_angles, JOINTS, params.reset_angle), self.low, self.high)
-        pose = jnp.asarray(self.structure.initial_positions[:7], jnp.float32)
-        rates = jnp.concatenate([jnp.zeros(6), uniform(for_rates, JOINTS, params.reset_speed)])
-        zeros = jnp.zeros(6 + JOINTS)
-        robot = physics.RobotState(jnp.concatenate([pose, angles]), rates, zeros, jnp.zeros(READINGS))
-        state = HumanoidState(robot, jnp.zeros(JOINTS))
-        return self.observe(state, params), state
-
-    def step(self, key: Key, state: HumanoidState, action: Float[Array, "21"], params: HumanoidParams) -> Timestep:
-        """Advances the physics twice. Terminates if the humanoid falls."""
-        action = jnp.clip(action, -1.0, 1.0)
-        robot = advance(physics.Model(self.structure, params.robot), state.robot, action, SUBSTEPS)
-        moved = HumanoidState(robot, action)
-        observation = self.observe(moved, params)
-        fallen = observation[0] < params.fallen_height
-        progress = progress_of(state.robot.positions, robot.positions, params.target, TIME_STEP)
-        reward = progress + self.merits(observation, action, params)
-        return Timestep(
-            observation=observation,
-            state=moved,
-            reward=jnp.where(fallen, params.fallen, reward),
-            terminated=fallen,
-            truncated=jnp.zeros((), bool),
-            info={},
-        )
-
-    def observe(self, state: HumanoidState, params: HumanoidParams) -> Float[Array, "108"]:
+    def observe(self, state: WalkerState, params: WalkerParams) -> Float[Array, "108"]:
         """Returns posture, joints and the forces on them, forces on the feet, and the last action."""
         q, v, readings = state.robot.positions, state.robot.velocities, state.robot.sensors
         posture = observe_posture(q, v, params.target, 0.25)
-        angles = (2.0 * q[7:] - (self.low + self.high)) / (self.high - self.low)
-        joints = [angles, 0.1 * v[6:], 0.01 * readings[12:], 0.01 * readings[:12]]
+        joints = [self.relative_angles(q), 0.1 * v[6:], 0.01 * readings[12:], 0.01 * readings[:12]]
         return jnp.concatenate([posture, *joints, state.action])
 
     def merits(
-        self, observation: Float[Array, "108"], action: Float[Array, "21"], params: HumanoidParams
+        self, observation: Float[Array, "108"], action: Float[Array, "21"], params: WalkerParams
     ) -> Float[Array, ""]:
         """Returns the reward without the progress term, computed from the observation."""
-        upright, heading, angles, rates = observation[10], observation[11], observation[12:33], observation[33:54]
-        posture = params.up * jnp.where(upright > 0.93, 1.0, 0.0) + params.heading * jnp.minimum(
-            heading / 0.8, 1.0
-        )
+        angles, rates = observation[12:33], observation[33:54]
         energy = jnp.sum(jnp.abs(action * rates) * self.shares)
         excess = (jnp.abs(angles) - 0.98) / 0.02 * self.shares
         limits = jnp.sum(jnp.where(jnp.abs(angles) > 0.98, excess, 0.0))
         costs = params.action_cost * jnp.sum(action * action) + params.energy_cost * energy
-        return params.alive + posture - costs - params.limit_cost * limits
+        return params.alive + posture_reward(observation, params) - costs - params.limit_cost * limits
