@@ -56,7 +56,7 @@ def opponent(
             f"unknown opponent {name!r}. hint: use random, lookahead-1, lookahead-2, or the directory of a run."
         )
     env, planned = plannable_parts(env, who=name)
-    most = _most_plies(planned)
+    most = max(1, int(math.log(MAX_LINES, max(2, _num_actions(planned)))))
     if int(plies) > most:
         raise UsageError(
             f"{name} would search {_num_actions(planned)}^{plies} sequences of actions in every position of "
@@ -68,10 +68,6 @@ def opponent(
 def _num_actions(env: Environment) -> int:
     space: Any = env.action_space
     return int(space.n)
-
-
-def _most_plies(env: Environment) -> int:
-    return max(1, int(math.log(MAX_LINES, max(2, _num_actions(env)))))
 
 
 def _legal_actions_only(env: Environment, state: State, params: Params) -> Position:

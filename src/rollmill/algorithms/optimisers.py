@@ -96,7 +96,9 @@ def clipped_descent(
         if isinstance(number, float | int) and not number >= 0:
             raise UsageError(f"{name}={number} must be at least 0.")
     if anneal_over is None and not callable(learning_rate):
-        step = _constant_rate(learning_rate)
+        step = optax.stateless(
+            lambda updates, _: jax.tree.map(lambda u: -jnp.asarray(learning_rate, u.dtype) * u, updates)
+        )
     else:
         step = _scale_by_schedule(rate_schedule(learning_rate, anneal_over=anneal_over))
     is_bounded = not isinstance(max_grad_norm, float | int) or max_grad_norm < math.inf
@@ -163,11 +165,6 @@ def _rate_at(schedule: optax.Schedule, updates: int) -> float:
             f"({type(error).__name__}: {error}). hint: use a number, or an Optax schedule such as "
             "optax.linear_schedule."
         ) from error
-
-
-def _constant_rate(rate: Number) -> optax.GradientTransformation:
-    """Scales updates by minus a learning rate."""
-    return optax.stateless(lambda updates, _: jax.tree.map(lambda u: -jnp.asarray(rate, u.dtype) * u, updates))
 
 
 def check_count(updates: int) -> None:

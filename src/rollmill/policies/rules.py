@@ -82,7 +82,7 @@ def find_rule(policy: str | PathLike[str] | Rule, env: Environment | HostEnviron
 
 def graph_of_rule(rule: Rule, env: Environment | HostEnvironment) -> Graph:
     """Returns a graph whose policy is a function. The graph can play the environment, but cannot learn."""
-    functions = _functions(env)
+    functions = host_functions(env) if isinstance(env, HostEnvironment) else environment_functions(env, num_envs=1)
 
     def decide(
         weights: PyTree, key: Key, memory: Memory, observation: Observation, action_mask: ActionMask
@@ -112,10 +112,6 @@ def graph_of_rule(rule: Rule, env: Environment | HostEnvironment) -> Graph:
         greedy=decide,
         host=env.start if isinstance(env, HostEnvironment) else None,
     )
-
-
-def _functions(env: Environment | HostEnvironment) -> EnvironmentFunctions:
-    return host_functions(env) if isinstance(env, HostEnvironment) else environment_functions(env, num_envs=1)
 
 
 def _cannot_learn(*arguments: Any, **named: Any) -> Any:

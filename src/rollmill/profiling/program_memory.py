@@ -65,7 +65,11 @@ def memory_by_operation(
     The result is empty if the compiler does not report memory. For a program from the JAX compilation cache, only
     the point of peak memory is reported, so the memory of operations at other points is unknown.
     """
-    places = _places(program.assignment)
+    places = {
+        number_in(assigned, 1): Place(number_in(allocation, 1), number_in(assigned, 2), number_in(assigned, 3))
+        for allocation in temporary_allocations(program.assignment)
+        for assigned in parts_of(allocation, 9)
+    }
     events = _events(program.assignment, places)
     shares = _shares_of_buffers(events, instructions)
     totals = [sum(now.values()) for now in _moments(events, places, shares)]
@@ -86,15 +90,6 @@ def memory_by_operation(
     ]
     used = [one for one in found if any((one.bytes, *one.course))]
     return tuple(sorted(used, key=lambda one: (-one.bytes, -max(one.course, default=0), one.path)))
-
-
-def _places(assignment: bytes) -> dict[int, Place]:
-    """Returns the offset of each temporary buffer by number."""
-    return {
-        number_in(assigned, 1): Place(number_in(allocation, 1), number_in(assigned, 2), number_in(assigned, 3))
-        for allocation in temporary_allocations(assignment)
-        for assigned in parts_of(allocation, 9)
-    }
 
 
 def _events(assignment: bytes, places: Container[int]) -> list[HeapEvent]:

@@ -204,7 +204,7 @@ def lower(
         fusion=fusion,
         numerics=numerics,
         unroll=unroll or unroll_for(platform),
-        devices=_put_own_first(mesh.devices.flat),
+        devices=sorted(mesh.devices.flat, key=lambda device: device.process_index != jax.process_index()),
         num_seeds=len(seeds),
         launches=launches,
         turns=len(seeds) // len(at_once),
@@ -301,11 +301,6 @@ def _step_program(
         options=options,
         settings={"donate_argnums": 0} if donates_state else {},
     )
-
-
-def _put_own_first(devices: Iterable[Any]) -> list[Any]:
-    """Returns the devices, this process's first."""
-    return sorted(devices, key=lambda device: device.process_index != jax.process_index())
 
 
 def _names_of(step: jax.stages.Compiled) -> tuple[str, ...]:

@@ -166,17 +166,13 @@ class GamesVector(RowVector):
 def _game(name: str) -> str:
     """Returns the name of a game's file. Raises a `UsageError` if there is no such game."""
     roms = import_extra("ale_py.roms", "ale")
-    known = {_in_camel_case(rom): rom for rom in roms.get_all_rom_ids()}
+    known = {"".join(word.capitalize() for word in rom.split("_")): rom for rom in roms.get_all_rom_ids()}
     plain = re.sub(r"^ALE/|-v5$", "", name)
     if plain in known.values():
         return plain
     if plain not in known:
         raise unknown_name("Atari game", name, known)
     return known[plain]
-
-
-def _in_camel_case(rom: str) -> str:
-    return "".join(word.capitalize() for word in rom.split("_"))
 
 
 def _check_options(name: str, options: dict[str, Any], more: set[str]) -> dict[str, Any]:

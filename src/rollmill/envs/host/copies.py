@@ -127,7 +127,10 @@ class Copies(Generic[Single]):
         count = count + 1 if last_step >= self._clock - 1 else 1
         self._strikes[i] = (self._clock, count)
         if count >= MAX_FAILURES:
-            raise _error_of_giving_up(self._name, failure, count) from error
+            raise ContractError(
+                f"{self._name}: environment {failure.index} failed {count} times in a row, most recently in its "
+                f"{failure.doing}: {failure.error}\n  at {failure.line}"
+            ) from error
 
     def drain_failures(self) -> list[HostFailure]:
         """Returns the failures of environments since the last call, in order."""
@@ -156,11 +159,4 @@ def _error_of_exit(what: str, error: SystemExit) -> EnvironmentFailed:
         f"{what}, by sys.exit({'' if error.code is None else repr(error.code)})\n  at {user_frame(error)}\nhint: "
         "an environment must not end the program. Let it end its episode (terminated), or raise another "
         "exception, after which another copy replaces it."
-    )
-
-
-def _error_of_giving_up(name: str, failure: HostFailure, count: int) -> ContractError:
-    return ContractError(
-        f"{name}: environment {failure.index} failed {count} times in a row, most recently in its "
-        f"{failure.doing}: {failure.error}\n  at {failure.line}"
     )

@@ -227,7 +227,7 @@ def _evenly_spaced(ctx: Lowering, value: Const, index: ElementIndex) -> Node | N
         for axis, size in enumerate(array.shape)
     ]
     grid = sum(
-        step * np.arange(size).reshape(_along(axis, array.ndim))
+        step * np.arange(size).reshape(tuple(-1 if n == axis else 1 for n in range(array.ndim)))
         for axis, (step, size) in enumerate(zip(steps, array.shape, strict=True))
     )
     if not np.array_equal(np.broadcast_to(int(first) + grid, array.shape), array.astype(np.int64)):
@@ -243,10 +243,6 @@ def _evenly_spaced(ctx: Lowering, value: Const, index: ElementIndex) -> Node | N
             place = plus(ctx, place, times(ctx, at, int(step))) if step else place
     node = node_of(ctx, plus(ctx, place, int(first)))
     return ctx.region.emit("convert", node, dtype=value.dtype)
-
-
-def _along(axis: int, ndim: int) -> tuple[int, ...]:
-    return tuple(-1 if n == axis else 1 for n in range(ndim))
 
 
 def _after_writes(ctx: Lowering, value: MemoryArray, index: ElementIndex) -> Node:

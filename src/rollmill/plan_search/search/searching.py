@@ -41,16 +41,11 @@ class Point(NamedTuple):
 def saturation(narrow: Point, wide: Point, *, threshold: float = THRESHOLD) -> str | None:
     """Returns the reason why a branch should end at the wider of two candidates, or None if it may continue."""
     gain = wide.steps_per_second / narrow.steps_per_second - 1
-    growth = _growth(narrow, wide)
+    growth = wide.memory / narrow.memory - 1 if wide.memory and narrow.memory else 0.0
     if gain > max(MIN_GAIN, threshold * growth):
         return None
     step = f"from {narrow.width:,} to {wide.width:,} throughput changed by {gain:+.0%}"
     return f"{step} for {growth:+.0%} memory" if growth else step
-
-
-def _growth(narrow: Point, wide: Point) -> float:
-    """Returns the relative growth of memory, or 0 if it is unknown."""
-    return wide.memory / narrow.memory - 1 if wide.memory and narrow.memory else 0.0
 
 
 UNCHECKED_MARGIN = 1.5
