@@ -13,7 +13,7 @@ from rollmill.core.errors import UsageError
 from rollmill.core.options import Arg, options_of
 from rollmill.core.text import format_bytes
 from rollmill.gpus.activity import ActivityMonitor
-from rollmill.gpus.devices import Gpu, find_gpus, open_nvml
+from rollmill.gpus.devices import find_gpus, open_nvml
 from rollmill.gpus.mig import check_slices, mig_commands, mig_layout
 from rollmill.gpus.sharing import choose_sharing
 
@@ -77,17 +77,13 @@ def _list(seconds: float) -> int:
         used, memory = format_bytes(gpu.used_bytes), format_bytes(gpu.memory_bytes)
         print(f"GPU {gpu.index}: {gpu.name}, {used} of {memory} in use")
         print(f"  activity: {str(activity) or 'unknown'}")
-        _print_slices(gpu)
+        if gpu.mig:
+            print(f"  MIG is enabled, with {len(gpu.slices)} slices")
+        for part in gpu.slices:
+            print(f"  {part.uuid}: {format_bytes(part.memory_bytes)}, {part.multiprocessors} multiprocessors")
     way, reason = choose_sharing(gpus, "auto")
     print(f"several processes would share these GPUs through {way}: {reason}")
     return 0
-
-
-def _print_slices(gpu: Gpu) -> None:
-    if gpu.mig:
-        print(f"  MIG is enabled, with {len(gpu.slices)} slices")
-    for part in gpu.slices:
-        print(f"  {part.uuid}: {format_bytes(part.memory_bytes)}, {part.multiprocessors} multiprocessors")
 
 
 def _partition(index: int, slices: int, *, confirmed: bool) -> int:

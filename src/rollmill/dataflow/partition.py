@@ -95,7 +95,17 @@ def check_partition(partition: Partition, loops: Loops | None = None) -> None:
     _check_fragments(partition)
     for group in partition.groups:
         _check_group(partition, group)
-    _check_counts(partition)
+    for edge in partition.cut_edges:
+        if edge.name in ("gradients", "parameters", "weights"):
+            continue  # these edges connect all replicas with one
+        source, target = partition.holder(edge.source), partition.holder(edge.target)
+        more, fewer = max(source.replicas, target.replicas), min(source.replicas, target.replicas)
+        if more % fewer:
+            raise UsageError(
+                f"{partition.name}: group {source.name!r} has replicas={source.replicas} and {target.name!r} "
+                f"replicas={target.replicas}. One must be a multiple of the other, so that the data along "
+                f"{edge.name!r} can be divided equally."
+            )
     if loops is not None:
         for group in partition.groups:
             _check_share(group, loops)
@@ -152,20 +162,6 @@ def _check_group(partition: Partition, group: Group) -> None:
             f"{where} is asynchronous, but only a group with the policy receives weights. hint: make the group "
             "synchronous."
         )
-
-
-def _check_counts(partition: Partition) -> None:
-    for edge in partition.cut_edges:
-        if edge.name in ("gradients", "parameters", "weights"):
-            continue  # these edges connect all replicas with one
-        source, target = partition.holder(edge.source), partition.holder(edge.target)
-        more, fewer = max(source.replicas, target.replicas), min(source.replicas, target.replicas)
-        if more % fewer:
-            raise UsageError(
-                f"{partition.name}: group {source.name!r} has replicas={source.replicas} and {target.name!r} "
-                f"replicas={target.replicas}. One must be a multiple of the other, so that the data along "
-                f"{edge.name!r} can be divided equally."
-            )
 
 
 def _check_share(group: Group, loops: Loops) -> None:

@@ -13,7 +13,7 @@ from jaxtyping import PyTree
 
 from rollmill.core.errors import ContractError, EnvironmentFailed, NonFiniteError
 from rollmill.core.spaces import contains, struct
-from rollmill.core.types import HostEnvironment, HostStep, HostVector
+from rollmill.core.types import HostEnvironment, HostVector
 from rollmill.envs.host import replace_illegal_actions, step_struct
 from rollmill.envs.host.numbers import find_non_finite
 
@@ -54,7 +54,10 @@ def _check_run(env: HostEnvironment, vector: HostVector, seed: int, num_steps: i
         step = vector.step(replace_illegal_actions(env.action_space, actions.sample(), mask, rng))
         _check_failures(env, vector)
         _check_types(env, "step", step, expected)
-        _check_numbers(env, step)
+        _check_observation(env, "step", step.observation)
+        _check_observation(env, "step", step.info["final_observation"])
+        _check_finite(env, "step", step.observation, step.reward)
+        _check_finite(env, "step", step.info["final_observation"])
         ended += int(np.sum(step.terminated | step.truncated))
     return ended
 
@@ -71,13 +74,6 @@ def _check_types(env: HostEnvironment, what: str, step: PyTree, expected: PyTree
         raise ContractError(
             f"{env.name}: {what} of {NUM_COPIES} copies returned {types}, expected {expected_types}."
         )
-
-
-def _check_numbers(env: HostEnvironment, step: HostStep) -> None:
-    _check_observation(env, "step", step.observation)
-    _check_observation(env, "step", step.info["final_observation"])
-    _check_finite(env, "step", step.observation, step.reward)
-    _check_finite(env, "step", step.info["final_observation"])
 
 
 def _check_finite(env: HostEnvironment, what: str, observation: PyTree, reward: PyTree | None = None) -> None:

@@ -81,7 +81,11 @@ def step(key: Key, state: PendulumState, action: Float[Array, "1"], params: Pend
     """
     torque = jnp.clip(action[0], -params.max_torque, params.max_torque)
     cost = jnp.square(state.angle) + 0.1 * jnp.square(state.angular_velocity) + 0.001 * jnp.square(torque)
-    moved = _semi_implicit_step(state, torque, params)
+    gravity_term = 3 * params.gravity / (2 * params.length) * jnp.sin(state.angle)
+    torque_term = 3.0 / (params.mass * params.length**2) * torque
+    speed = state.angular_velocity + (gravity_term + torque_term) * params.time_step
+    speed = jnp.clip(speed, -params.max_speed, params.max_speed)
+    moved = PendulumState(angle=wrap_angle(state.angle + speed * params.time_step), angular_velocity=speed)
     return Timestep(
         observation=_observe(moved),
         state=moved,
@@ -90,14 +94,6 @@ def step(key: Key, state: PendulumState, action: Float[Array, "1"], params: Pend
         truncated=jnp.zeros((), bool),
         info={},
     )
-
-
-def _semi_implicit_step(state: PendulumState, torque: Float[Array, ""], params: PendulumParams) -> PendulumState:
-    gravity_term = 3 * params.gravity / (2 * params.length) * jnp.sin(state.angle)
-    torque_term = 3.0 / (params.mass * params.length**2) * torque
-    speed = state.angular_velocity + (gravity_term + torque_term) * params.time_step
-    speed = jnp.clip(speed, -params.max_speed, params.max_speed)
-    return PendulumState(angle=wrap_angle(state.angle + speed * params.time_step), angular_velocity=speed)
 
 
 def _observe(state: PendulumState) -> Float[Array, "3"]:

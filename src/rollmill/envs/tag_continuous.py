@@ -262,18 +262,14 @@ def _move(
     turned = state.direction + jnp.asarray(params.turns)[choices[:, 1]]
     direction = jnp.where(state.in_game, jnp.mod(turned, 2 * np.pi), 0)
     acceleration = state.acceleration + jnp.asarray(params.accelerations)[choices[:, 0]]
-    limit = _max_speeds(rules, params)
+    skill = jnp.where(_is_tagger(rules), params.skill_level_tagger, params.skill_level_runner)
+    limit = params.max_speed * skill
     speed = jnp.where(state.in_game, jnp.clip(state.speed + acceleration, 0, limit), 0)
     acceleration = jnp.where((speed > 0) & (speed < limit), acceleration, 0)
     x, y = state.x + speed * jnp.cos(direction), state.y + speed * jnp.sin(direction)
     clipped_x, clipped_y = (jnp.clip(place, 0, params.grid_length) for place in (x, y))
     moved = TagContinuousState(clipped_x, clipped_y, speed, direction, acceleration, state.in_game, state.time + 1)
     return moved, (clipped_x != x) | (clipped_y != y)
-
-
-def _max_speeds(rules: TagContinuousRules, params: TagContinuousParams) -> Float[Array, " A"]:
-    skill = jnp.where(_is_tagger(rules), params.skill_level_tagger, params.skill_level_runner)
-    return params.max_speed * skill
 
 
 def _is_tagger(rules: TagContinuousRules) -> Bool[Array, " A"]:

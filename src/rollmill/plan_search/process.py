@@ -191,8 +191,10 @@ def measured_between(
     """
     warm = [point for point in points if point.env_steps >= learns_from]
     steady = [point for point in warm if point.seconds >= warm[0].seconds + WARM_SECONDS]
-    if ended and len(steady) < 2:
-        return _of_a_short_training(points)
+    if ended and len(steady) < 2:  # the run ended during warm-up
+        if not points or points[-1].seconds <= 0:
+            return None
+        return Measurement(points[-1].env_steps / points[-1].seconds)
     if len(steady) < 2:
         return None
     first, last = steady[0], steady[-1]
@@ -204,13 +206,6 @@ def measured_between(
         return Measurement(rate)
     hopeless = bound is not None and seconds >= SOONEST_STOP_SECONDS and EARLY_MARGIN * rate < bound
     return Measurement(rate, stopped_early=True) if hopeless else None
-
-
-def _of_a_short_training(points: Sequence[MetricsPoint]) -> Measurement | None:
-    """Returns the throughput of a run that ended during warm-up."""
-    if not points or points[-1].seconds <= 0:
-        return None
-    return Measurement(points[-1].env_steps / points[-1].seconds)
 
 
 class _PeakMemory:

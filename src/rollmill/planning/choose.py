@@ -18,7 +18,13 @@ def choose_plan(graph: Graph, options: PlacementOptions) -> Plan:
     the plan does not fit the graph or the options.
     """
     if options.plan is not None:
-        _refuse_beside_plan(options)
+        default = PlacementOptions()
+        for name in ("distribution", "place", *COUNTS):
+            if getattr(options, name) != getattr(default, name):
+                raise UsageError(
+                    f"{name}={getattr(options, name)} has no effect with plan={options.plan}, which determines "
+                    "where each group runs. hint: leave one of them out."
+                )
         plan = read_plan(options.plan)
         _check_settings(plan, graph, options)
         plan = plan.placement if options.cluster is None else Plan(plan.partition, _place_on(options.cluster))
@@ -104,16 +110,6 @@ def _partition(graph: Graph, options: PlacementOptions) -> Partition:
                 "the policies."
             )
     return partition
-
-
-def _refuse_beside_plan(options: PlacementOptions) -> None:
-    default = PlacementOptions()
-    for name in ("distribution", "place", *COUNTS):
-        if getattr(options, name) != getattr(default, name):
-            raise UsageError(
-                f"{name}={getattr(options, name)} has no effect with plan={options.plan}, which determines where "
-                "each group runs. hint: leave one of them out."
-            )
 
 
 def _without_statistics(graph: Graph) -> str:

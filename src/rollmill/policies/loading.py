@@ -142,7 +142,13 @@ def restore_newest(run_dir: str | PathLike[str], *, count: int, imports: Sequenc
 def _iteration(run: RunDirectory, checkpoints: Checkpoints, checkpoint: str | int) -> int | None:
     """Returns the iteration of a checkpoint, or None for the last, which an earlier checkpoint may replace."""
     if checkpoint == BEST:
-        return _best(run, checkpoints)
+        best = checkpoints.best()
+        if best is None:
+            raise UsageError(
+                f"{run.root} has no best checkpoint: none was saved after enough episodes for a mean return (and "
+                "keep_best=0 keeps none). hint: use the last checkpoint."
+            )
+        return best
     if checkpoint == NEWEST:
         return None
     if not str(checkpoint).isdecimal():
@@ -151,14 +157,3 @@ def _iteration(run: RunDirectory, checkpoints: Checkpoints, checkpoint: str | in
             f"{', '.join(map(str, checkpoints.iterations())) or 'none'}."
         )
     return int(checkpoint)
-
-
-def _best(run: RunDirectory, checkpoints: Checkpoints) -> int:
-    """Returns the iteration of the checkpoint with the best return."""
-    best = checkpoints.best()
-    if best is None:
-        raise UsageError(
-            f"{run.root} has no best checkpoint: none was saved after enough episodes for a mean return (and "
-            "keep_best=0 keeps none). hint: use the last checkpoint."
-        )
-    return best

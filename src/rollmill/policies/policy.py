@@ -343,7 +343,12 @@ class Policy:
         searches: bool,
     ) -> PolicyInput:
         array, batch = as_batch("the observation", struct(self.observation_space), observation)
-        own = self._memory_of(memory, batch)
+        if memory is None and self.recurrent:
+            raise UsageError(
+                "this policy is recurrent, so it needs memory=. hint: start each episode with "
+                f"policy.initial_memory({batch or ''}), then pass the memory that policy.action returned."
+            )
+        own = _reshape_like("the memory", self._memory_struct, () if memory is None else memory, batch)
         check_finite("the observation", array)
         check_finite("the memory", own)
         if position is not None and action_mask is not None:
@@ -357,14 +362,6 @@ class Policy:
             mask = self._mask_of(action_mask, batch)
         plain = not (holds_jax(observation) or is_traced(self.weights, own, mask))
         return PolicyInput(own, array, mask, batch, plain)
-
-    def _memory_of(self, memory: Any, batch: Shape) -> Any:
-        if memory is None and self.recurrent:
-            raise UsageError(
-                "this policy is recurrent, so it needs memory=. hint: start each episode with "
-                f"policy.initial_memory({batch or ''}), then pass the memory that policy.action returned."
-            )
-        return _reshape_like("the memory", self._memory_struct, () if memory is None else memory, batch)
 
     def _position_of(self, position: Any, batch: Shape) -> Any:
         if not self.searches:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from rollmill.algorithms import EnvironmentFunctions, environment_functions
+from rollmill.algorithms import environment_functions
 from rollmill.algorithms.fragments import host_functions
 from rollmill.core.contracts import Call, check_signature
 from rollmill.core.errors import ContractError, UsageError

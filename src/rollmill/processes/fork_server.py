@@ -96,7 +96,9 @@ class ForkServer:
         while os.getppid() == self._coordinator:
             ready, _, _ = select.select([self._line, self._woken], [], [], POLL_SECONDS)
             if self._woken in ready:
-                _empty(self._woken)
+                with contextlib.suppress(BlockingIOError):
+                    while os.read(self._woken, 4096):
+                        pass
             self._reap()
             if self._line not in ready:
                 continue
@@ -128,7 +130,9 @@ class ForkServer:
             case {"start": int(number), "assignment": dict(assignment)}:
                 return self._start(number, assignment, descriptors[0] if descriptors else None)
             case {"kill": int(number), "at_once": bool(at_once)}:
-                self._kill(number, at_once)
+                for pid, child in self._children.items():
+                    if child.number == number:
+                        os.kill(pid, signal.SIGKILL if at_once else signal.SIGTERM)
         return None
 
     def _start(self, number: int, assignment: dict[str, Any], output: int | None) -> dict[str, Any] | None:
@@ -156,11 +160,6 @@ class ForkServer:
         self._line.release()
         os.close(self._woken)
         os.close(self._wake)
-
-    def _kill(self, number: int, at_once: bool) -> None:
-        for pid, child in self._children.items():
-            if child.number == number:
-                os.kill(pid, signal.SIGKILL if at_once else signal.SIGTERM)
 
     def _reap(self) -> None:
         """Reports the workers that ended, once the processes that they left behind are gone too."""
@@ -223,12 +222,6 @@ def _nonblocking_pipe() -> tuple[int, int]:
     os.set_blocking(read_fd, False)
     os.set_blocking(write_fd, False)
     return read_fd, write_fd
-
-
-def _empty(fd: int) -> None:
-    with contextlib.suppress(BlockingIOError):
-        while os.read(fd, 4096):
-            pass
 
 
 def _reap_children() -> Iterator[tuple[int, int]]:

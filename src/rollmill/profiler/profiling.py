@@ -157,7 +157,19 @@ def _train(prepared: PreparedTraining, how: ProfileOptions, show: Callable[[str]
     def watched(session: Session) -> Iterator[tuple[Training, State]]:
         nonlocal windows
         with session as (training, state), _activity() as activity:
-            windows = _windows_of(prepared, training, how, activity, show)
+            if isinstance(training, ProgramTraining):
+                training.report_seconds = REPORT_SECONDS
+            has_processes = prepared.spec.read_plan().place in ("processes", "mesh", "ray")
+            windows = Windows(
+                count=how.windows,
+                unread=how.unread_windows,
+                seconds=how.window_seconds,
+                profiled_seconds=how.profiled_seconds,
+                workers=cast(RecordsWorkers, training) if has_processes else None,
+                activity=activity,
+                learns_from=first_learning_iteration(prepared.algorithm),
+                show=show,
+            )
             with contextlib.closing(windows):
                 yield ProfiledTraining(training, windows), state
 
@@ -176,25 +188,3 @@ def _train(prepared: PreparedTraining, how: ProfileOptions, show: Callable[[str]
 def _activity() -> contextlib.AbstractContextManager[GpuActivity]:
     """Returns the driver's measurements of the GPUs, if JAX uses any."""
     return watched_gpus() if jax.default_backend() == "gpu" else contextlib.nullcontext(GpuActivity())
-
-
-def _windows_of(
-    prepared: PreparedTraining,
-    training: Training,
-    how: ProfileOptions,
-    activity: GpuActivity,
-    show: Callable[[str], None],
-) -> Windows:
-    if isinstance(training, ProgramTraining):
-        training.report_seconds = REPORT_SECONDS
-    has_processes = prepared.spec.read_plan().place in ("processes", "mesh", "ray")
-    return Windows(
-        count=how.windows,
-        unread=how.unread_windows,
-        seconds=how.window_seconds,
-        profiled_seconds=how.profiled_seconds,
-        workers=cast(RecordsWorkers, training) if has_processes else None,
-        activity=activity,
-        learns_from=first_learning_iteration(prepared.algorithm),
-        show=show,
-    )

@@ -80,7 +80,9 @@ class HostActivity(NamedTuple):
         belongs to that operation.
         """
         if self.category == INNER:
-            return self._part_of(around)
+            if around is None or around == PYTHON or around.is_call:
+                return self._replace(category=PYTHON.category)
+            return HostActivity(f"{around.name}/{self.name}", around.category)
         if around is None:
             return self
         is_call = self.is_call and self.category != "waiting"
@@ -92,11 +94,6 @@ class HostActivity(NamedTuple):
     def is_call(self) -> bool:
         """True for a call into JAX or the driver, and False for an operation."""
         return (self.name, self.category) in CALLS
-
-    def _part_of(self, around: "HostActivity | None") -> "HostActivity":
-        if around is None or around == PYTHON or around.is_call:
-            return self._replace(category=PYTHON.category)
-        return HostActivity(f"{around.name}/{self.name}", around.category)
 
 
 PYTHON = HostActivity("python", "python")

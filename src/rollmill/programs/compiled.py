@@ -5,7 +5,7 @@ between devices. Nothing inside an iteration waits for the host. Metrics leave t
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 

@@ -28,7 +28,9 @@ def open_peer_memory(mesh: Mesh, num_bytes: int) -> UInt32[Array, "devices addre
     processes if one of them cannot open the memory, or if the processes are on several hosts.
     """
     gpus = list(mesh.devices.flat)
-    _check_one_host()
+    mine = np.frombuffer(uuid.UUID(BOOT_ID.read_text().strip()).bytes, np.uint8)
+    if (np.asarray(multihost_utils.process_allgather(mine)).reshape(-1, mine.size) != mine).any():
+        raise NoPeerMemory("the processes of the mesh are on several hosts")
     own = {rank: gpu for rank, gpu in enumerate(gpus) if gpu.process_index == jax.process_index()}
     memory = agree(lambda: {rank: allocate(gpu.local_hardware_id, num_bytes) for rank, gpu in own.items()})
     handles = _handles(gpus, own, memory)
@@ -40,13 +42,6 @@ def open_peer_memory(mesh: Mesh, num_bytes: int) -> UInt32[Array, "devices addre
         return rows[index[0].start or 0][None]
 
     return jax.make_array_from_callback(shape, sharding, row)
-
-
-def _check_one_host() -> None:
-    """Raises `NoPeerMemory` if the processes are on several hosts, where handles are meaningless."""
-    mine = np.frombuffer(uuid.UUID(BOOT_ID.read_text().strip()).bytes, np.uint8)
-    if (np.asarray(multihost_utils.process_allgather(mine)).reshape(-1, mine.size) != mine).any():
-        raise NoPeerMemory("the processes of the mesh are on several hosts")
 
 
 def _handles(gpus: Sequence[Any], own: Mapping[int, Any], memory: Mapping[int, int]) -> UInt8[np.ndarray, "R B"]:

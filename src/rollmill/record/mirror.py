@@ -191,7 +191,9 @@ class Mirror:
                 self._copy_checkpoint(self._open(stack, iteration))
         if newest and self._checkpoints.get(newest.iteration):
             for iteration in self._checkpoints.keys() - set(present):
-                self._delete_checkpoint(iteration)
+                self._store.delete(_object(iteration, RECORD))
+                self._store.delete(_object(iteration, ARRAYS))
+                del self._checkpoints[iteration]
         self._store.write(MARKER, marker.text())
         self._seen = now
         self._whole.set()
@@ -270,11 +272,6 @@ class Mirror:
         self._store.write(_object(opened.iteration, ARRAYS), opened.arrays)
         self._store.write(_object(opened.iteration, RECORD), opened.record)
         self._checkpoints[opened.iteration] = opened.record
-
-    def _delete_checkpoint(self, iteration: str) -> None:
-        self._store.delete(_object(iteration, RECORD))
-        self._store.delete(_object(iteration, ARRAYS))
-        del self._checkpoints[iteration]
 
 
 def _object(iteration: str, file: str) -> str:

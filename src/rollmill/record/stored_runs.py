@@ -125,13 +125,19 @@ def _bring(store: ObjectStore, run: Folder) -> None:
     if there is None and CONFIG in names:
         there = Marker()
     if there is None:
-        _check_empty(store.url, names)
+        if names:  # a run would have a configuration, which is copied first
+            raise UsageError(
+                f"{store.url} is not empty and does not contain a run: it contains {min(names)}. hint: choose "
+                "another --run-dir."
+            )
         return
     here = local_marker(run)
     if not there.run and _content(run, CONFIG) == patiently(lambda: store.read(CONFIG)):
         here = Marker(revision=-1)  # the first copy, or a download, of this run was interrupted
     elif (run.path / CONFIG).exists() and (here is None or here.run != there.run):
-        _move_aside(run.path)
+        # the working folder holds another run than the store
+        number = next(n for n in range(1, 10**6) if not os.path.lexists(f"{run.path}.other-{n}"))
+        Folder(run.path.parent).rename(run.path.name, f"{run.path.name}.other-{number}")
         here = None
     if here is None or _standing(here, _local_checkpoints(run)) < _standing(there, whole_checkpoints(names)):
         _fetch(store, names, run, there)
@@ -205,20 +211,6 @@ def _content(folder: Folder, name: str) -> bytes | None:
         return folder.read(name, limit=MAX_HEADER_BYTES)
     except FileNotFoundError:
         return None
-
-
-def _check_empty(url: str, names: Mapping[str, int]) -> None:
-    if names:  # a run would have a configuration, which is copied first
-        raise UsageError(
-            f"{url} is not empty and does not contain a run: it contains {min(names)}. hint: choose another "
-            "--run-dir."
-        )
-
-
-def _move_aside(root: Path) -> None:
-    """Renames a working folder that holds another run than the store."""
-    number = next(n for n in range(1, 10**6) if not os.path.lexists(f"{root}.other-{n}"))
-    Folder(root.parent).rename(root.name, f"{root.name}.other-{number}")
 
 
 def _parse(text: bytes, where: str) -> Marker:

@@ -149,7 +149,10 @@ class TcpWire:
         """Opens one rank's end of the all-reduce `name` over `size` ranks."""
         check_rank(rank, size, name, "rank")
         self._broker.agree(f"{name}/mean", digest=f"mean over {size} of {layout.digest}")
-        self._open_once(name, rank)
+        try:
+            self._broker.agree(rank_bell(name, rank), digest=secrets.token_hex(8))
+        except UsageError:
+            refuse_reopening(True, name, rank)
         end = f"{name}/mean"
         if rank == 0:
             reduction = RootReduction(layout, size=size, abandon=self._abandon, name=name)
@@ -197,12 +200,6 @@ class TcpWire:
             self._doorbells,
         ):
             resources.clear()
-
-    def _open_once(self, name: str, rank: int) -> None:
-        try:
-            self._broker.agree(rank_bell(name, rank), digest=secrets.token_hex(8))
-        except UsageError:
-            refuse_reopening(True, name, rank)
 
     def _ring(self, name: str, source: int, target: int, layout: Layout, capacity: int) -> Ring:
         nbytes = ring_bytes(layout, capacity)

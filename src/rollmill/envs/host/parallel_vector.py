@@ -119,7 +119,12 @@ class ParallelVector(OneByOne):
                 reward[i] = 0
             out.truncated[i] = True
             return
-        self._check_truncation(truncated, left)
+        if truncated and left:
+            raise ContractError(
+                f"{self._name}: the agent {truncated[0]} was truncated while {left[0]} continues. An agent may "
+                "terminate before the others, but a time limit must end the episode of all agents at the same "
+                "time. hint: report it as terminated, or truncate the others too."
+            )
         out.terminated[i], out.truncated[i] = not left and not truncated, bool(truncated)
         self._mark_active(i, left or truncated)
 
@@ -145,20 +150,7 @@ class ParallelVector(OneByOne):
             where = self._columns[agent]
             self._active[where.kind][i, where.number] = True
 
-    def _check_truncation(self, truncated: Sequence[Agent], left: Sequence[Agent]) -> None:
-        if truncated and left:
-            raise ContractError(
-                f"{self._name}: the agent {truncated[0]} was truncated while {left[0]} continues. An agent may "
-                "terminate before the others, but a time limit must end the episode of all agents at the same "
-                "time. hint: report it as terminated, or truncate the others too."
-            )
-
     # --- all environments ------------------------------------------------------------------------------
-
-    def _by_agent(self, actions: dict[str, Any]) -> dict[str, list[Any]]:
-        """Returns the actions of each kind in a list, environment by environment."""
-        flat = {name: _rows(kind, actions[name]) for name, kind in self._kinds.items()}
-        return {name: list(split(flat[name])) for name, split in self._elements.items()}
 
     def _row(self, i: int, where: _Column) -> int:
         return i * self._kinds[where.kind].count + where.number
@@ -167,7 +159,8 @@ class ParallelVector(OneByOne):
         """Steps all environments: stores observations as current ones, writes rewards and ends to `out`. Raises a
         `ContractError` if an agent is truncated before the others.
         """
-        chosen = self._by_agent(actions)
+        flat = {name: _rows(kind, actions[name]) for name, kind in self._kinds.items()}
+        chosen = {name: list(split(flat[name])) for name, split in self._elements.items()}
         for i in range(self._count):
             self._step_one(i, chosen, out)
 

@@ -76,7 +76,9 @@ def _structural_value(node: Node, operands: list[Any], arrays: Arrays, precision
         case "constant":
             return jnp.asarray(node.value, node.dtype)
         case "uniform":
-            return _uniform(node, arrays.uniforms)
+            slot, place = node.attributes
+            flat = arrays.uniforms[slot].reshape(-1)
+            return flat[place] if node.width is None else flat[place : place + node.width]
         case "table":
             return arrays.uniforms[node.attributes[0]].reshape(-1)[operands[0]]
         case "cell":
@@ -87,12 +89,6 @@ def _structural_value(node: Node, operands: list[Any], arrays: Arrays, precision
         case "item":
             return operands[0][node.attributes[0]]
     raise ValueError(f"unknown operation {node.op!r}")
-
-
-def _uniform(node: Node, uniforms: Sequence[Array]) -> Array:
-    slot, place = node.attributes
-    flat = uniforms[slot].reshape(-1)
-    return flat[place] if node.width is None else flat[place : place + node.width]
 
 
 def _alike(node: Node, operands: list[Any]) -> list[Any]:

@@ -194,24 +194,20 @@ def _start_patiently(ray: Any, workers: int, mark: str) -> None:
     for tries_left in reversed(range(STARTS)):
         began = time.monotonic()
         try:
-            _init_alone(ray, workers)
+            ray.init(
+                address="local",
+                num_cpus=max(os.cpu_count() or 1, workers),
+                object_store_memory=OBJECT_STORE_BYTES,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level="error",
+            )
             break
         except Exception:
             if not tries_left or time.monotonic() - began < SLOW_SECONDS:
                 raise
             ray.shutdown()
             kill_family(NOBODY, mark)
-
-
-def _init_alone(ray: Any, workers: int) -> None:
-    ray.init(
-        address="local",
-        num_cpus=max(os.cpu_count() or 1, workers),
-        object_store_memory=OBJECT_STORE_BYTES,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="error",
-    )
 
 
 def _connect(ray: Any, name: str, show: Callable[[str], None]) -> None:

@@ -199,7 +199,9 @@ def find_fault(graph: Graph, state: State) -> Fault:
         in_gradients = step.metrics["finite/gradients"] < 1
         if in_gradients or not all_finite(graph.weights(step.advanced)):
             fragment = "gradients" if in_gradients else "update"
-            environments = _environments_to_blame(graph, step)
+            bad = bad_rows(graph, step)
+            # only rows with non-finite gradients of their own
+            environments = tuple(int(i) for i in np.unique(np.asarray(step.rows)[bad] % graph.loops.num_envs))
             return Fault(fragment, iteration, environments, epoch=step.epoch, minibatch=step.minibatch)
     return Fault("update", iteration, ())
 
@@ -263,12 +265,6 @@ def _rows_of_epoch(graph: Graph, state: State, epoch: int) -> Array:
     loops = graph.loops
     key = jax.random.fold_in(iteration_key(state.key, int(state.iteration), LEARN), epoch)
     return jax.jit(partial(shuffled_rows, loops=loops))(key, state.collector.index)
-
-
-def _environments_to_blame(graph: Graph, step: LearningStep) -> tuple[int, ...]:
-    """Returns the environments of rows with non-finite gradients of their own."""
-    bad = bad_rows(graph, step)
-    return tuple(int(i) for i in np.unique(np.asarray(step.rows)[bad] % graph.loops.num_envs))
 
 
 def bad_rows(graph: Graph, step: LearningStep) -> Bool[np.ndarray, " N"]:

@@ -23,7 +23,7 @@ from rollmill.dataflow import (
     step_one,
 )
 from rollmill.programs.compiled import held_leaves, state_shapes
-from rollmill.programs.faults.locate import Fault, LearningStep, bad_rows, learning_steps, roll_out
+from rollmill.programs.faults.locate import Fault, bad_rows, learning_steps, roll_out
 from rollmill.record.checkpoints import Checkpoints
 from rollmill.record.json_files import read_json
 
@@ -124,7 +124,9 @@ def _replay_step(graph: Graph, state: State, fault: Fault) -> Replayed:
 def _replay_minibatch(graph: Graph, state: State, fault: Fault) -> Replayed:
     steps = learning_steps(graph, state, roll_out(graph, state))
     step = next(s for s in steps if (s.epoch, s.minibatch) == (fault.epoch, fault.minibatch))
-    batch = _few_rows(graph, step)
+    # rows with non-finite values of their own first
+    order = np.argsort(~bad_rows(graph, step), kind="stable")[:REPLAYED_ROWS]
+    batch = jax.tree.map(lambda leaf: leaf[order], graph.condition(step.batch, identity))
 
     def learn():
         gradients, metrics = graph.gradients(step.learner, batch)
@@ -132,12 +134,6 @@ def _replay_minibatch(graph: Graph, state: State, fault: Fault) -> Replayed:
 
     line, (_, metrics) = _run_unjitted(learn)
     return Replayed(fault, line, *_on_host(({"samples": batch.samples}, metrics)))
-
-
-def _few_rows(graph: Graph, step: LearningStep) -> Any:
-    """Selects a few rows of the minibatch, rows with non-finite values of their own first."""
-    order = np.argsort(~bad_rows(graph, step), kind="stable")[:REPLAYED_ROWS]
-    return jax.tree.map(lambda leaf: leaf[order], graph.condition(step.batch, identity))
 
 
 def _run_unjitted(function: Callable[[], Any]) -> tuple[str | None, Any]:

@@ -34,7 +34,8 @@ def compile_convolution(lhs: Any, rhs: Any, params: dict[str, Any]) -> Convolve 
     """
     if not _is_plain(lhs, rhs, params):
         return None
-    out = _out_shape(lhs, rhs, params)
+    operands = (jax.ShapeDtypeStruct(each.shape, each.dtype) for each in (lhs, rhs))
+    out = jax.eval_shape(lambda *both: jax.lax.conv_general_dilated_p.bind(*both, **params), *operands).shape
     if 0 in (*lhs.shape, *rhs.shape, *out):
         return None
     # JAX expresses the gradient of a kernel as a convolution that sums over the batch of the images.
@@ -46,11 +47,6 @@ def _is_plain(lhs: Any, rhs: Any, params: dict[str, Any]) -> bool:
     types = {lhs.dtype, rhs.dtype, np.dtype(params["preferred_element_type"] or lhs.dtype)}
     groups = params["feature_group_count"], params["batch_group_count"]
     return len(lhs.shape) == 4 and types == {np.dtype(np.float32)} and groups == (1, 1)
-
-
-def _out_shape(lhs: Any, rhs: Any, params: dict[str, Any]) -> tuple[int, ...]:
-    operands = (jax.ShapeDtypeStruct(each.shape, each.dtype) for each in (lhs, rhs))
-    return jax.eval_shape(lambda *both: jax.lax.conv_general_dilated_p.bind(*both, **params), *operands).shape
 
 
 def _result(lhs: Any, rhs: Any, out: Sequence[int], params: dict[str, Any]) -> Convolve | None:

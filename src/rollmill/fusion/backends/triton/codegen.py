@@ -82,7 +82,11 @@ class TritonWriter:
         `add_sum` is called where the schedule accumulates a sum over samples, and writes that addition.
         """
         nodes, outputs = schedule.program.nodes(), schedule.program.outputs
-        self._find_products(nodes, outputs)
+        exact = self.source.numerics == "float32"
+        # Added to the earlier set, because the body of a loop is a separate program with other nodes.
+        self._scattered |= scattered_stacks(nodes, outputs, MAX_SUMMED if exact else MAX_SKINNY)
+        if not exact:
+            self._skinny = self._skinny.joined(find_skinny_matmuls(nodes, outputs, self._scattered))
         names = {node: inputs[int(node.attributes[0])] for node in nodes if node.op == "input"}
         names = write_items(self, schedule.items, names, add_sum)
         return [names[node] for node in outputs]
@@ -246,14 +250,6 @@ class TritonWriter:
         return f'tl.dot({left}, {right}{more}, input_precision="{precision}")'
 
     # --- skinny products -------------------------------------------------------------------------------
-
-    def _find_products(self, nodes: Sequence[Node], outputs: Sequence[Node]) -> None:
-        """Finds skinny products, and computes exact products as sums if cheap."""
-        exact = self.source.numerics == "float32"
-        # Added to the earlier set, because the body of a loop is a separate program with other nodes.
-        self._scattered |= scattered_stacks(nodes, outputs, MAX_SUMMED if exact else MAX_SKINNY)
-        if not exact:
-            self._skinny = self._skinny.joined(find_skinny_matmuls(nodes, outputs, self._scattered))
 
     def _first(self, node: Node, scalars: Sequence[str]) -> str:
         """Returns the product of a few scalars. A bias is one more row of the matrix."""
