@@ -1,22 +1,82 @@
-"""Parts shared by board games of two players: the result of a move, random openings and drawings.
+"""Parts shared by board games of two players: the environment, the result of a move, random openings and drawings.
 
 Shape letters: `A` actions, `H` rows and `W` columns of the board.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, Int
 
+from rollmill.core.drawing import Drawing
 from rollmill.core.errors import UsageError
-from rollmill.core.types import Key, State, Timestep
+from rollmill.core.types import Environment, Key, State, Timestep
+from rollmill.envs.transforms import plannable
 
 SYMBOLS = {"ConnectFour-v0": "XO", "TicTacToe-v0": "XO"}
 """Symbols of player 0 and player 1 on boards drawn with characters, by environment."""
 NO_PLAYER = -1
 """Value used instead of a player if nobody has won."""
+
+
+def board_game(
+    name: str,
+    *,
+    shape: tuple[int, int],
+    empty: Callable[[], State],
+    move: Callable[[State, Int[Array, ""]], Timestep],
+    legal: Callable[[State], Bool[Array, " A"]],
+    observe: Callable[[State], Float[Array, "H W 2"]],
+    render: Callable[[State], str],
+    draw: Callable[[np.ndarray, np.ndarray], Drawing],
+    num_actions: int,
+    random_plies: int,
+    fewest_random_plies: int | None,
+) -> Environment:
+    """Returns the environment of a board game, given its rules as functions of a state with the field `moves`.
+
+    The numbers of random moves at the beginning of a game are explained at `random_opening`. Raises a `UsageError`
+    if they leave no move for the players.
+    """
+    max_plies = shape[0] * shape[1] - 1
+    if not 0 <= random_plies <= max_plies:
+        raise UsageError(
+            f"{name}: random_plies={random_plies} must lie between 0 and {max_plies}, so that at least one move "
+            "is left."
+        )
+    if fewest_random_plies is not None and not 0 <= fewest_random_plies <= random_plies:
+        raise UsageError(
+            f"{name}: fewest_random_plies={fewest_random_plies} must lie between 0 and "
+            f"random_plies={random_plies}."
+        )
+    plies = {"num_plies": random_plies, "fewest_plies": fewest_random_plies}
+
+    def reset(key: Key, params: tuple[()]) -> tuple[Float[Array, "H W 2"], State]:
+        state = random_opening(key, empty(), move, num_actions=num_actions, **plies)
+        return observe(state), state
+
+    env = Environment(
+        name=name,
+        reset=reset,
+        step=lambda key, state, action, params: move(state, action),
+        observation_space=spaces.Box(0.0, 1.0, (*shape, 2), np.float32),
+        action_space=spaces.Discrete(num_actions),
+        action_mask=lambda state, params: legal(state),
+        num_players=2,
+        to_move=lambda state, params: to_move(state),
+        render=lambda state, params: render(state),
+        draw=lambda state, params: draw(*stones_of_players(np.asarray(observe(state)), state.moves)),
+    )
+    return plannable(env)
+
+
+def to_move(state: Any) -> Int[Array, ""]:
+    """Returns the player whose turn it is: 0, who moves first, or 1."""
+    return state.moves & 1
 
 
 def move_result(
@@ -42,23 +102,6 @@ def move_result(
         truncated=jnp.zeros((), bool),
         info={},
     )
-
-
-def check_opening(name: str, random_plies: int, fewest_random_plies: int | None, max_plies: int) -> None:
-    """Checks the length of a random opening.
-
-    Raises a `UsageError` if the length is negative or above `max_plies`, or if the minimum exceeds the maximum.
-    """
-    if not 0 <= random_plies <= max_plies:
-        raise UsageError(
-            f"{name}: random_plies={random_plies} must lie between 0 and {max_plies}, so that at least one move "
-            "is left."
-        )
-    if fewest_random_plies is not None and not 0 <= fewest_random_plies <= random_plies:
-        raise UsageError(
-            f"{name}: fewest_random_plies={fewest_random_plies} must lie between 0 and "
-            f"random_plies={random_plies}."
-        )
 
 
 def random_opening(

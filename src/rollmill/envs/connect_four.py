@@ -8,20 +8,11 @@ operations.
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from rollmill.core.types import Environment, Key, Timestep
-from rollmill.envs.board_games import (
-    check_opening,
-    draw_board,
-    move_result,
-    random_opening,
-    stones_of_players,
-    winner_of,
-)
+from rollmill.core.types import Environment, Timestep
+from rollmill.envs.board_games import board_game, draw_board, move_result, to_move, winner_of
 from rollmill.envs.drawings.boards import draw_stones
-from rollmill.envs.transforms import plannable
 
 ROWS, COLUMNS = 6, 7
 SQUARES = ROWS * COLUMNS
@@ -77,35 +68,19 @@ def connect_four(*, random_plies: int = 0, fewest_random_plies: int | None = Non
         fewest_random_plies: if given, the number of random moves is drawn for each game, from this value to
             `random_plies`. Default: `random_plies` moves in every game.
     """
-    check_opening("ConnectFour-v0", random_plies, fewest_random_plies, SQUARES - 1)
-
-    def reset(key: Key, params: tuple[()]) -> tuple[Float[Array, "6 7 2"], ConnectFourState]:
-        state = random_opening(
-            key,
-            empty(),
-            move,
-            num_actions=COLUMNS,
-            num_plies=random_plies,
-            fewest_plies=fewest_random_plies,
-        )
-        return observe(state), state
-
-    def step(key: Key, state: ConnectFourState, action: Int[Array, ""], params: tuple[()]) -> Timestep:
-        return move(state, action)
-
-    env = Environment(
-        name="ConnectFour-v0",
-        reset=reset,
-        step=step,
-        observation_space=spaces.Box(0.0, 1.0, (ROWS, COLUMNS, 2), np.float32),
-        action_space=spaces.Discrete(COLUMNS),
-        action_mask=lambda state, params: legal_columns(state),
-        num_players=2,
-        to_move=lambda state, params: to_move(state),
-        render=lambda state, params: render(state),
-        draw=lambda state, params: draw_stones(*stones_of_players(np.asarray(observe(state)), state.moves)),
+    return board_game(
+        "ConnectFour-v0",
+        shape=(ROWS, COLUMNS),
+        empty=empty,
+        move=move,
+        legal=legal_columns,
+        observe=observe,
+        render=render,
+        draw=draw_stones,
+        num_actions=COLUMNS,
+        random_plies=random_plies,
+        fewest_random_plies=fewest_random_plies,
     )
-    return plannable(env)
 
 
 def empty() -> ConnectFourState:
@@ -155,11 +130,6 @@ def observe(state: ConnectFourState) -> Float[Array, "6 7 2"]:
     upper = jnp.stack([state.own.upper, state.opponent.upper]).reshape(1, 1, 2)
     lower = jnp.stack([state.own.lower, state.opponent.lower]).reshape(1, 1, 2)
     return jnp.concatenate([(upper >> _BITS) & 1, (lower >> _BITS) & 1]).astype(jnp.float32)
-
-
-def to_move(state: ConnectFourState) -> Int[Array, ""]:
-    """Returns the player whose turn it is: 0, who moves first, or 1."""
-    return state.moves & 1
 
 
 def winner(state: ConnectFourState) -> Int[Array, ""]:

@@ -3,20 +3,11 @@
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from rollmill.core.types import Environment, Key, Timestep
-from rollmill.envs.board_games import (
-    check_opening,
-    draw_board,
-    move_result,
-    random_opening,
-    stones_of_players,
-    winner_of,
-)
+from rollmill.core.types import Environment, Timestep
+from rollmill.envs.board_games import board_game, draw_board, move_result, to_move, winner_of
 from rollmill.envs.drawings.boards import draw_marks
-from rollmill.envs.transforms import plannable
 
 SIZE = 3
 SQUARES = SIZE * SIZE
@@ -48,35 +39,19 @@ def tic_tac_toe(*, random_plies: int = 0, fewest_random_plies: int | None = None
         fewest_random_plies: if given, the number of random moves is drawn for each game, from this value to
             `random_plies`. Default: `random_plies` moves in every game.
     """
-    check_opening("TicTacToe-v0", random_plies, fewest_random_plies, SQUARES - 1)
-
-    def reset(key: Key, params: tuple[()]) -> tuple[Float[Array, "3 3 2"], TicTacToeState]:
-        state = random_opening(
-            key,
-            empty(),
-            move,
-            num_actions=SQUARES,
-            num_plies=random_plies,
-            fewest_plies=fewest_random_plies,
-        )
-        return observe(state), state
-
-    def step(key: Key, state: TicTacToeState, action: Int[Array, ""], params: tuple[()]) -> Timestep:
-        return move(state, action)
-
-    env = Environment(
-        name="TicTacToe-v0",
-        reset=reset,
-        step=step,
-        observation_space=spaces.Box(0.0, 1.0, (SIZE, SIZE, 2), np.float32),
-        action_space=spaces.Discrete(SQUARES),
-        action_mask=lambda state, params: legal_squares(state),
-        num_players=2,
-        to_move=lambda state, params: to_move(state),
-        render=lambda state, params: render(state),
-        draw=lambda state, params: draw_marks(*stones_of_players(np.asarray(observe(state)), state.moves)),
+    return board_game(
+        "TicTacToe-v0",
+        shape=(SIZE, SIZE),
+        empty=empty,
+        move=move,
+        legal=legal_squares,
+        observe=observe,
+        render=render,
+        draw=draw_marks,
+        num_actions=SQUARES,
+        random_plies=random_plies,
+        fewest_random_plies=fewest_random_plies,
     )
-    return plannable(env)
 
 
 def empty() -> TicTacToeState:
@@ -108,11 +83,6 @@ def observe(state: TicTacToeState) -> Float[Array, "3 3 2"]:
     """Returns the observation: planes of 0 and 1 for the player to move and for the opponent."""
     planes = jnp.stack([_bits(state.own), _bits(state.opponent)], axis=-1)
     return planes.reshape(SIZE, SIZE, 2).astype(jnp.float32)
-
-
-def to_move(state: TicTacToeState) -> Int[Array, ""]:
-    """Returns the player whose turn it is: 0, who moves first, or 1."""
-    return state.moves & 1
 
 
 def winner(state: TicTacToeState) -> Int[Array, ""]:
