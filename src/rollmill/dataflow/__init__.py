@@ -119,6 +119,7 @@ from rollmill.dataflow.minibatches import (
     flat_samples as flat_samples,
     minibatch_gather as minibatch_gather,
     num_shards_for as num_shards_for,
+    permutation as permutation,
     shuffled_rows as shuffled_rows,
 )
 from rollmill.dataflow.packing import (
@@ -169,4 +170,3 @@ from rollmill.dataflow.sequences import (
     Sequence as Sequence,
     SequenceReplay as SequenceReplay,
 )
-from rollmill.dataflow.shuffle import permutation as permutation

@@ -20,7 +20,8 @@ from rollmill.core.errors import UsageError
 from rollmill.core.types import Key
 from rollmill.dataflow.graph import Batch, Loops
 from rollmill.dataflow.packing import PackedSamples, is_large, pack
-from rollmill.dataflow.shuffle import permutation
+
+SHUFFLE_ROUNDS = 32
 
 
 def choose_num_shards(num_envs: int, num_steps: int, num_minibatches: int, *, by_sequence: bool) -> int:
@@ -38,6 +39,31 @@ def num_shards_for(loops: Loops, num_devices: int) -> int | None:
         if _fits(shards, loops.num_envs, loops.rows_per_env, loops.num_minibatches):
             return shards
     return None
+
+
+def permutation(key: Key, size: int) -> UInt32[Array, " size"]:
+    """Returns a pseudo-random permutation of `0 .. size - 1`, computed without sorting or memory.
+
+    The swap-or-not shuffle (Hoang, Morris and Rogaway, "An Enciphering Scheme Based on a Card Shuffle", CRYPTO
+    2012) pairs `x` with `k - x mod size` in each round, and swaps the pair if a hashed bit of it is set. Each
+    round is a bijection for any size.
+    """
+    if size == 1:  # the CPU compiler of XLA (jaxlib 0.10.2) fails on the rounds below if the modulus is 1
+        return jnp.zeros(1, jnp.uint32)
+    offsets, salts = jax.random.bits(key, (2, SHUFFLE_ROUNDS), jnp.uint32)
+    n = jnp.uint32(size)
+
+    def swap_or_not(x, round_):
+        offset, salt = round_
+        partner = jnp.where(x > offset, offset + n - x, offset - x)
+        swap = _mix(jnp.maximum(x, partner) ^ salt) >> 31
+        return jnp.where(swap == 1, partner, x), None
+
+    x = jnp.arange(size, dtype=jnp.uint32)
+    shuffled, _ = jax.lax.scan(swap_or_not, x, (offsets % n, salts), unroll=True)
+    # Without the barrier, XLA fuses all rounds into each gather, and LLVM (jaxlib 0.11 and 0.12) takes exponential
+    # time to vectorise the result.
+    return jax.lax.optimization_barrier(shuffled)
 
 
 def _fits(shards: int, num_envs: int, rows_per_env: int, num_minibatches: int) -> bool:
@@ -129,3 +155,10 @@ def flat_samples(batch: Batch) -> PyTree[Array]:
     # no -1, because the batch may be empty
     flat = lambda leaf: leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])
     return jax.tree.map(flat, batch.samples)
+
+
+def _mix(x: UInt32[Array, "*n"]) -> UInt32[Array, "*n"]:
+    """Mixes bits: every input bit changes about half of the output bits (finaliser of MurmurHash3)."""
+    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+    return x ^ (x >> 16)

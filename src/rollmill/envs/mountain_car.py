@@ -1,6 +1,6 @@
-"""MountainCar-v0: an underpowered car that must swing itself out of a valley.
+"""MountainCar-v0 and MountainCarContinuous-v0: an underpowered car that must swing itself out of a valley.
 
-Moore, "Efficient memory-based learning for robot control" (1990), with the constants of `MountainCar-v0` in
+Moore, "Efficient memory-based learning for robot control" (1990), with the constants of both environments in
 Gymnasium. Observations, rewards and flags are equal step by step in float32.
 """
 
@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, Int
 
-from rollmill.core.types import Environment, Key, Timestep
+from rollmill.core.types import Environment, Key, StepFunction, Timestep
 from rollmill.envs.drawings.classic import draw_mountain_car
 from rollmill.envs.physics import Scalar
 from rollmill.envs.transforms import time_limit
@@ -45,21 +45,32 @@ def mountain_car(*, max_steps: int = 200) -> Environment:
 
     Episodes are truncated after `max_steps` steps.
     """
+    return _environment("MountainCar-v0", step, spaces.Discrete(3), MountainCarParams(), max_steps)
+
+
+def mountain_car_continuous(*, max_steps: int = 999) -> Environment:
+    """A weak car driven out of a valley, 1 continuous action (MountainCarContinuous-v0 of Gymnasium).
+
+    Episodes are truncated after `max_steps` steps.
+    """
+    params = MountainCarParams(force=0.0015, goal_position=0.45)
+    pushes = spaces.Box(-1.0, 1.0, (1,), np.float32)
+    return _environment("MountainCarContinuous-v0", step_continuous, pushes, params, max_steps)
+
+
+def _environment(
+    name: str, step: StepFunction, actions: spaces.Space, params: MountainCarParams, max_steps: int
+) -> Environment:
     env = Environment(
-        name="MountainCar-v0",
+        name=name,
         reset=reset,
         step=step,
-        observation_space=observation_space(),
-        action_space=spaces.Discrete(3),
-        params=MountainCarParams(),
+        observation_space=spaces.Box(np.array([-1.2, -0.07], np.float32), np.array([0.6, 0.07], np.float32)),
+        action_space=actions,
+        params=params,
         draw=lambda state, params: draw_mountain_car(float(state.position), params),
     )
     return time_limit(env, max_steps)
-
-
-def observation_space() -> spaces.Box:
-    """Returns the space of observations: position and velocity within the bounds of the valley."""
-    return spaces.Box(np.array([-1.2, -0.07], np.float32), np.array([0.6, 0.07], np.float32))
 
 
 def reset(key: Key, params: MountainCarParams) -> tuple[Float[Array, "2"], MountainCarState]:
@@ -79,6 +90,25 @@ def step(key: Key, state: MountainCarState, action: Int[Array, ""], params: Moun
         state=moved,
         reward=jnp.full((), -1.0, jnp.float32),
         terminated=at_goal(moved, params),
+        truncated=jnp.zeros((), bool),
+        info={},
+    )
+
+
+def step_continuous(
+    key: Key, state: MountainCarState, action: Float[Array, "1"], params: MountainCarParams
+) -> Timestep:
+    """Pushes the car with the action, clipped to [-1, 1]. The reward is 100 at the goal, minus action² / 10.
+
+    The cost is computed from the unclipped action, as in Gymnasium.
+    """
+    moved = accelerate(state, jnp.clip(action[0], -1.0, 1.0) * params.force, params)
+    terminated = at_goal(moved, params)
+    return Timestep(
+        observation=observe(moved),
+        state=moved,
+        reward=jnp.where(terminated, 100.0, 0.0) - 0.1 * jnp.square(action[0]),
+        terminated=terminated,
         truncated=jnp.zeros((), bool),
         info={},
     )

@@ -48,7 +48,7 @@ _BUILT_IN: dict[str, Factory | str] = {
     "CraftaxClassic-v0": "craftax_classic.environment:craftax_classic",
     "DictGoal-v0": "dict_goal:dict_goal",
     "MountainCar-v0": "mountain_car:mountain_car",
-    "MountainCarContinuous-v0": "mountain_car_continuous:mountain_car_continuous",
+    "MountainCarContinuous-v0": "mountain_car:mountain_car_continuous",
     "Pendulum-v1": "pendulum:pendulum",
     "Probe-ActionMask-v0": "probes:action_mask",
     "Probe-ActionObservation-v0": "probes:action_observation",

@@ -20,6 +20,7 @@ from rollmill.processes.cluster.launcher import RayLauncher
 from rollmill.processes.cluster.modules import modules_to_send
 from rollmill.processes.hosts.launcher import HostsLauncher
 from rollmill.processes.jobs import Job
+from rollmill.processes.launchers import Launcher
 from rollmill.processes.supervision import Supervision
 from rollmill.processes.supervisor import Supervisor
 from rollmill.processes.threads import ThreadSupervisor
@@ -122,14 +123,7 @@ def _processes(
             cores=None if on_mesh else usable_cores(),
             gpus=gpus.environments,
         )
-        supervisor = Supervisor(
-            jobs,
-            hang_seconds=spec.tolerances.hang_seconds,
-            start_seconds=spec.tolerances.start_seconds,
-            display=show,
-            log_folder=run.folder.inner("workers"),
-        )
-        with contextlib.closing(supervisor) as workers:
+        with _supervisor(jobs, spec, run, show) as workers:
             yield workers
 
 
@@ -155,15 +149,7 @@ def _on_cluster(
                 modules=modules_to_send(spec.graph.imports),
                 show=show,
             ) as launcher,
-            Supervisor(
-                jobs,
-                launcher=launcher,
-                address=f"tcp:{cluster.host}:0",
-                hang_seconds=spec.tolerances.hang_seconds,
-                start_seconds=max(spec.tolerances.start_seconds, PLACED_SECONDS),
-                display=show,
-                log_folder=run.folder.inner("workers"),
-            ) as workers,
+            _supervisor(jobs, spec, run, show, launcher=launcher, host=cluster.host) as workers,
         ):
             yield workers
 
@@ -211,14 +197,28 @@ def _on_hosts(
         jobs = jobs_of(plan.partition, f"{MODULE}:work_on_mesh", worker_settings.to_json())
         with (
             HostsLauncher(read_membership(), show) as launcher,
-            Supervisor(
-                jobs,
-                launcher=launcher,
-                address=f"tcp:{host}:0",
-                hang_seconds=spec.tolerances.hang_seconds,
-                start_seconds=max(spec.tolerances.start_seconds, PLACED_SECONDS),
-                display=show,
-                log_folder=run.folder.inner("workers"),
-            ) as workers,
+            _supervisor(jobs, spec, run, show, launcher=launcher, host=host) as workers,
         ):
             yield workers
+
+
+def _supervisor(
+    jobs: Sequence[Job],
+    spec: RunSpec,
+    run: RunDirectory,
+    show: Callable[[str], None],
+    *,
+    launcher: Launcher | None = None,
+    host: str | None = None,
+) -> Supervisor:
+    """Returns the supervisor of workers on this host, or of workers that connect to the address `host`."""
+    start_seconds = spec.tolerances.start_seconds
+    return Supervisor(
+        jobs,
+        launcher=launcher,
+        address="unix:" if host is None else f"tcp:{host}:0",
+        hang_seconds=spec.tolerances.hang_seconds,
+        start_seconds=start_seconds if host is None else max(start_seconds, PLACED_SECONDS),
+        display=show,
+        log_folder=run.folder.inner("workers"),
+    )
