@@ -3,6 +3,9 @@
 Only this module converts the 64-bit defaults of Gymnasium (`Discrete` is int64) to 32-bit types.
 """
 
+import functools
+import operator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -17,30 +20,62 @@ from rollmill.core.types import Key
 SUPPORTED = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Dict, spaces.Tuple)
 
 
-def struct(space: spaces.Space) -> PyTree[jax.ShapeDtypeStruct]:
-    """Returns the shape and 32-bit dtype of one element of a space, as a pytree of `jax.ShapeDtypeStruct`."""
+def map_space(function: Callable[..., Any], space: spaces.Space, *elements: Any) -> Any:
+    """Calls `function(leaf, *parts)` for each leaf of a space, with its parts of the elements, or of batches.
+
+    Returns the results as dictionaries and tuples like those of the space.
+    """
     match space:
         case spaces.Dict():
-            return {name: struct(part) for name, part in space.spaces.items()}
+            return {
+                name: map_space(function, part, *(each[name] for each in elements))
+                for name, part in space.spaces.items()
+            }
         case spaces.Tuple():
-            return tuple(struct(part) for part in space.spaces)
-        case spaces.Box() | spaces.Discrete() | spaces.MultiDiscrete() | spaces.MultiBinary():
-            dtype = jax.dtypes.canonicalize_dtype(space.dtype)
-            return jax.ShapeDtypeStruct(space.shape or (), dtype)
-    raise unsupported_space(space)
+            return tuple(map_space(function, *parts) for parts in zip(space.spaces, *elements, strict=True))
+    return function(space, *elements)
+
+
+def leaf_spaces(space: spaces.Space, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], spaces.Space]]:
+    """Yields each leaf of a space, with the names and indices that lead to it."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        inner = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        for key, part in inner:
+            yield from leaf_spaces(part, (*path, key))
+    else:
+        yield path, space
+
+
+def part_at(element: Any, path: tuple[Any, ...]) -> Any:
+    """Returns the part of an element, or of a batch of elements, at the path of a leaf."""
+    return functools.reduce(operator.getitem, path, element)
+
+
+def format_path(path: tuple[Any, ...]) -> str:
+    """Returns the path of a leaf as subscripts, such as `['arm'][2]`."""
+    return "".join(f"[{key!r}]" for key in path)
+
+
+def struct(space: spaces.Space) -> PyTree[jax.ShapeDtypeStruct]:
+    """Returns the shape and 32-bit dtype of one element of a space, as a pytree of `jax.ShapeDtypeStruct`."""
+    return map_space(_leaf_struct, space)
+
+
+def _leaf_struct(space: spaces.Space) -> jax.ShapeDtypeStruct:
+    if not isinstance(space, SUPPORTED):
+        raise unsupported_space(space)
+    return jax.ShapeDtypeStruct(space.shape or (), _dtype(space))
 
 
 def is_unbounded(space: spaces.Space) -> bool:
     """Returns whether all parts of a space are floating-point and have no bounds."""
-    match space:
-        case spaces.Dict():
-            return all(map(is_unbounded, space.spaces.values()))
-        case spaces.Tuple():
-            return all(map(is_unbounded, space.spaces))
-        case spaces.Box():
-            floats = np.issubdtype(space.dtype, np.floating)
-            return bool(floats and np.all(np.isneginf(space.low)) and np.all(np.isposinf(space.high)))
-    return False
+    return all(
+        isinstance(leaf, spaces.Box)
+        and np.issubdtype(leaf.dtype, np.floating)
+        and np.isneginf(leaf.low).all()
+        and np.isposinf(leaf.high).all()
+        for _, leaf in leaf_spaces(space)
+    )
 
 
 def sample(key: Key, space: spaces.Space) -> PyTree[Array]:

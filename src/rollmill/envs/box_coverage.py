@@ -6,11 +6,12 @@ only at its bounds, and a very large box hardly at all.
 """
 
 import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 from gymnasium import spaces
+
+from rollmill.core.spaces import format_path, leaf_spaces
 
 MIN_INSIDE = 0.1
 """Minimum share of first actions within the bounds of a box. A box of width 0.25 around 0 has this share."""
@@ -65,20 +66,12 @@ def far_boxes(space: spaces.Space, *, std: float = 1.0) -> list[FarBox]:
 
     In a multi-agent environment, the space is a dictionary of kinds.
     """
-    worst = (_worst(where, box, std) for where, box in _boxes(space))
+    worst = (
+        _worst(format_path(path), leaf, std)
+        for path, leaf in leaf_spaces(space)
+        if isinstance(leaf, spaces.Box) and np.issubdtype(leaf.dtype, np.floating)
+    )
     return [far for far in worst if far is not None]
-
-
-def _boxes(space: spaces.Space, where: str = "") -> Iterator[tuple[str, spaces.Box]]:
-    match space:
-        case spaces.Dict():
-            for name, part in space.spaces.items():
-                yield from _boxes(part, f"{where}[{name!r}]")
-        case spaces.Tuple():
-            for place, part in enumerate(space.spaces):
-                yield from _boxes(part, f"{where}[{place}]")
-        case spaces.Box() if np.issubdtype(space.dtype, np.floating):
-            yield where, space
 
 
 def _worst(where: str, box: spaces.Box, std: float) -> FarBox | None:

@@ -26,7 +26,7 @@ from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, PyTree
 
 from rollmill.core.errors import UsageError
-from rollmill.core.spaces import struct
+from rollmill.core.spaces import map_space, struct
 
 VARIANCE_FLOOR = 1e-8
 """Added to a variance before its square root is used as a divisor, in the value's unit squared."""
@@ -60,11 +60,10 @@ def initial_statistics(struct: PyTree, *, count: float = 1e-4) -> RunningStatist
 
 def normalised_struct(space: spaces.Space) -> PyTree[jax.ShapeDtypeStruct]:
     """Returns the shapes of one observation for `initial_statistics`. Normalised leaves are floating-point."""
-    match space:
-        case spaces.Dict():
-            return {name: normalised_struct(part) for name, part in space.spaces.items()}
-        case spaces.Tuple():
-            return tuple(normalised_struct(part) for part in space.spaces)
+    return map_space(_normalised_leaf, space)
+
+
+def _normalised_leaf(space: spaces.Space) -> jax.ShapeDtypeStruct:
     leaf = struct(space)
     counts = isinstance(space, spaces.Box) and leaf.dtype != np.uint8 and jnp.issubdtype(leaf.dtype, jnp.integer)
     return jax.ShapeDtypeStruct(leaf.shape, jnp.float32) if counts else leaf

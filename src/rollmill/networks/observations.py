@@ -1,9 +1,7 @@
 """Encodes observations as float32 vectors and images for the first layer of a network."""
 
-import functools
 import itertools
 import math
-import operator
 from typing import Literal, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
@@ -11,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 from jaxtyping import Array, Bool, Float
 
-from rollmill.core.spaces import unsupported_space
+from rollmill.core.spaces import leaf_spaces, part_at, unsupported_space
 from rollmill.core.types import Observation
 
 ImageLayout: TypeAlias = Literal["auto", "channels_first", "channels_last"]
@@ -49,25 +47,25 @@ class ObservationLeaf(NamedTuple):
         return (second, third, first) if self.channels_first else (first, second, third)
 
 
-def leaves(space: spaces.Space, path: tuple[str | int, ...] = ()) -> tuple[ObservationLeaf, ...]:
+def leaves(space: spaces.Space) -> tuple[ObservationLeaf, ...]:
     """Returns the leaves of an observation space, in the order in which `flatten` concatenates them.
 
     Raises a `UsageError` if a part of the space has no fixed shape.
     """
+    return tuple(_leaf(path, part) for path, part in leaf_spaces(space))
+
+
+def _leaf(path: tuple[str | int, ...], space: spaces.Space) -> ObservationLeaf:
     match space:
-        case spaces.Dict():
-            return tuple(leaf for name, part in space.spaces.items() for leaf in leaves(part, (*path, name)))
-        case spaces.Tuple():
-            return tuple(leaf for i, part in enumerate(space.spaces) for leaf in leaves(part, (*path, i)))
         case spaces.Discrete():
-            return (ObservationLeaf(path, (), (int(space.n),), (int(space.start),)),)
+            return ObservationLeaf(path, (), (int(space.n),), (int(space.start),))
         case spaces.MultiDiscrete():
             starts = np.broadcast_to(space.start, space.shape)
-            return (ObservationLeaf(path, space.shape, _integers(space.nvec), _integers(starts)),)
+            return ObservationLeaf(path, space.shape, _integers(space.nvec), _integers(starts))
         case spaces.MultiBinary():
-            return (ObservationLeaf(path, space.shape),)
+            return ObservationLeaf(path, space.shape)
         case spaces.Box():
-            return (ObservationLeaf(path, space.shape, scale=_scale(space), image=len(space.shape) == 3),)
+            return ObservationLeaf(path, space.shape, scale=_scale(space), image=len(space.shape) == 3)
     raise unsupported_space(space)
 
 
@@ -130,7 +128,7 @@ def join(parts: tuple[ObservationLeaf, ...], observation: Observation) -> Float[
 
 def encode(leaf: ObservationLeaf, observation: Observation) -> Float[Array, "..."]:
     """Encodes a leaf of an observation in float32. Numbers keep their shape, and categories become a vector."""
-    value = functools.reduce(operator.getitem, leaf.path, observation)
+    value = part_at(observation, leaf.path)
     if leaf.categories:
         return _one_hot(leaf, value).astype(jnp.float32)
     numbers = jnp.asarray(value).astype(jnp.float32)

@@ -3,6 +3,7 @@ dtype.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from gymnasium import spaces
 from jaxtyping import PyTree
 
 from rollmill.core.errors import UsageError
-from rollmill.core.spaces import unsupported_space
+from rollmill.core.spaces import SUPPORTED, map_space, unsupported_space
 
 
 def fit_to_space(space: spaces.Space, actions: PyTree[np.ndarray], num_envs: int) -> PyTree[np.ndarray]:
@@ -24,17 +25,12 @@ def fit_to_space(space: spaces.Space, actions: PyTree[np.ndarray], num_envs: int
     Raises:
         UsageError: a leaf has another shape.
     """
-    match space:
-        case spaces.Dict():
-            return {name: fit_to_space(part, actions[name], num_envs) for name, part in space.spaces.items()}
-        case spaces.Tuple():
-            return tuple(fit_to_space(p, a, num_envs) for p, a in zip(space.spaces, actions, strict=True))
-        case spaces.Box() | spaces.Discrete() | spaces.MultiDiscrete() | spaces.MultiBinary():
-            return _fit_leaf(space, actions, num_envs)
-    raise unsupported_space(space)
+    return map_space(partial(_fit_leaf, num_envs), space, actions)
 
 
-def _fit_leaf(space: spaces.Space, actions: Any, num_envs: int) -> np.ndarray:
+def _fit_leaf(num_envs: int, space: spaces.Space, actions: Any) -> np.ndarray:
+    if not isinstance(space, SUPPORTED):
+        raise unsupported_space(space)
     array = np.asarray(actions)
     if array.shape != (num_envs, *(space.shape or ())):
         raise UsageError(

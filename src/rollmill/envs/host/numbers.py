@@ -3,7 +3,6 @@
 Shape letter: `n` environments.
 """
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +10,7 @@ from gymnasium import spaces
 from jaxtyping import Float, PyTree
 
 from rollmill.core.errors import ContractError, NonFiniteError
+from rollmill.core.spaces import format_path, leaf_spaces, part_at
 
 
 class NonFinite(NamedTuple):
@@ -34,7 +34,8 @@ def find_non_finite(
         reward: rewards of the same step, or None after a reset. In a multi-agent environment, a dictionary of
             kinds.
     """
-    fields = _leaves(space, observation, "observation")
+    parts = leaf_spaces(space)
+    fields = ((f"observation{format_path(path)}", part_at(observation, path)) for path, _ in parts)
     for name, array in fields if reward is None else [*_rewards(reward), *fields]:
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             row, *where = (int(i) for i in np.argwhere(~np.isfinite(array))[0])
@@ -64,18 +65,6 @@ def _rewards(reward: PyTree[np.ndarray]) -> list[tuple[str, np.ndarray]]:
     if isinstance(reward, dict):
         return [(f"reward[{kind!r}]", array) for kind, array in reward.items()]
     return [("reward", reward)]
-
-
-def _leaves(space: spaces.Space, value: PyTree[np.ndarray], name: str) -> Iterator[tuple[str, np.ndarray]]:
-    match space:
-        case spaces.Dict():
-            for key, part in space.spaces.items():
-                yield from _leaves(part, value[key], f"{name}[{key!r}]")
-        case spaces.Tuple():
-            for n, part in enumerate(space.spaces):
-                yield from _leaves(part, value[n], f"{name}[{n}]")
-        case _:
-            yield name, value
 
 
 class CastError(ContractError):

@@ -1,13 +1,13 @@
 """Transforms of observations that are vectors, images or categories."""
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces as gymnasium_spaces
 
 from rollmill.core.errors import UsageError
-from rollmill.core.spaces import box_bounds, struct, unsupported_space
+from rollmill.core.spaces import box_bounds, leaf_spaces, part_at, struct, unsupported_space
 from rollmill.envs.named_transforms.definition import Spaces, Transform, bad_argument, box_of, count_of
 
 
@@ -123,31 +123,14 @@ def channel_axis(shape: tuple[int, ...]) -> int:
     return 0 if shape[0] < min(shape[1:]) else 2
 
 
-class _Leaf(NamedTuple):
-    """A part of an observation: its path and its space."""
-
-    path: tuple[Any, ...]
-    space: gymnasium_spaces.Space
-
-
-def _leaves(space: gymnasium_spaces.Space, path: tuple[Any, ...] = ()) -> Iterator[_Leaf]:
-    match space:
-        case gymnasium_spaces.Dict():
-            for name, part in space.spaces.items():
-                yield from _leaves(part, (*path, name))
-        case gymnasium_spaces.Tuple():
-            for number, part in enumerate(space.spaces):
-                yield from _leaves(part, (*path, number))
-        case _:
-            yield _Leaf(path, space)
-
-
 def _encode(spaces: Spaces) -> Transform:
     """Returns the transform to one float32 vector of all leaves in order."""
-    leaves = tuple(_leaves(spaces.observation))
-    limits = [_limits(leaf.space) for leaf in leaves]
+    leaves = tuple(leaf_spaces(spaces.observation))
+    limits = [_limits(leaf) for _, leaf in leaves]
     low, high = (np.concatenate([pair[side] for pair in limits]).astype(np.float32) for side in (0, 1))
-    encode = lambda xp, observation: xp.concatenate([_vector(xp, leaf, observation) for leaf in leaves])
+    encode = lambda xp, observation: xp.concatenate(
+        [_vector(xp, leaf, part_at(observation, path)) for path, leaf in leaves]
+    )
     return mapped_box(spaces, low, high, encode)
 
 
@@ -165,12 +148,9 @@ def _limits(space: gymnasium_spaces.Space) -> tuple[np.ndarray, np.ndarray]:
     return np.zeros(size, np.float32), np.ones(size, np.float32)
 
 
-def _vector(xp: Any, leaf: _Leaf, observation: Any) -> Any:
-    value = observation
-    for key in leaf.path:
-        value = value[key]
-    if isinstance(leaf.space, gymnasium_spaces.Discrete | gymnasium_spaces.MultiDiscrete):
-        element, category = _categories(leaf.space)
+def _vector(xp: Any, leaf: gymnasium_spaces.Space, value: Any) -> Any:
+    if isinstance(leaf, gymnasium_spaces.Discrete | gymnasium_spaces.MultiDiscrete):
+        element, category = _categories(leaf)
         values = xp.asarray(value).reshape(-1).astype(np.int32)
         return (values[element] == xp.asarray(category)).astype(np.float32)
     return xp.asarray(value).reshape(-1).astype(np.float32)

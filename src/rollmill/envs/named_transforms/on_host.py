@@ -6,7 +6,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from rollmill.core.spaces import struct
+from rollmill.core.spaces import map_space, struct
 from rollmill.envs.host.layout import leaves
 from rollmill.envs.host.numbers import cast_exactly
 from rollmill.envs.named_transforms.definition import Transform
@@ -40,7 +40,9 @@ class TransformedObject(gymnasium.Wrapper):
         transform = self._transform
         draw = np.float32(self._generator.random(dtype=np.float32)) if transform.draws else None
         taken, memory = transform.act(np, self._memory, action, draw)
-        observation, reward, terminated, truncated, info = self._steps(_native(self._inner_actions, taken))
+        observation, reward, terminated, truncated, info = self._steps(
+            map_space(_native, self._inner_actions, taken)
+        )
         observed, self._memory = transform.observe(np, memory, self._arrays(observation))
         return observed, transform.reward(np, reward), terminated, truncated, info
 
@@ -62,26 +64,10 @@ class TransformedObject(gymnasium.Wrapper):
                 raise ValueError(
                     f"an observation has the shape {array.shape}, but the observation space declares {like.shape}."
                 )
-        return _assemble(self._inner_observations, iter(arrays))
-
-
-def _assemble(space: spaces.Space, arrays: Any) -> Any:
-    """Returns an element of a space from its leaves in order."""
-    match space:
-        case spaces.Dict():
-            return {name: _assemble(part, arrays) for name, part in space.spaces.items()}
-        case spaces.Tuple():
-            return tuple(_assemble(part, arrays) for part in space.spaces)
-    return next(arrays)
+        in_order = iter(arrays)
+        return map_space(lambda leaf: next(in_order), self._inner_observations)
 
 
 def _native(space: spaces.Space, action: Any) -> Any:
-    """Converts an action to Python integers for `Discrete`, otherwise to the space's dtypes."""
-    match space:
-        case spaces.Dict():
-            return {name: _native(part, action[name]) for name, part in space.spaces.items()}
-        case spaces.Tuple():
-            return tuple(_native(part, value) for part, value in zip(space.spaces, action, strict=True))
-        case spaces.Discrete():
-            return int(action)
-    return np.asarray(action, space.dtype)
+    """Converts an action to a Python integer for `Discrete`, otherwise to the space's dtype."""
+    return int(action) if isinstance(space, spaces.Discrete) else np.asarray(action, space.dtype)

@@ -7,6 +7,7 @@ from gymnasium import spaces
 from jaxtyping import PyTree
 
 from rollmill.core.errors import UsageError
+from rollmill.core.spaces import map_space
 from rollmill.envs.host.actions import fit_to_space
 from rollmill.envs.host.layout import leaves
 
@@ -17,13 +18,7 @@ def element(space: spaces.Space, value: PyTree[Any]) -> Any:
     The arrays own their data and have the dtypes of the space. A single element of a `Discrete` is a NumPy
     integer.
     """
-    match space:
-        case spaces.Dict():
-            return {name: element(part, value[name]) for name, part in space.spaces.items()}
-        case spaces.Tuple():
-            return tuple(element(part, inner) for part, inner in zip(space.spaces, value, strict=True))
-        case _:
-            return np.array(value, space.dtype)[()]
+    return map_space(lambda leaf, part: np.array(part, leaf.dtype)[()], space, value)
 
 
 def as_owned_arrays(tree: PyTree[Any]) -> PyTree[Any]:
@@ -43,13 +38,7 @@ def as_owned_arrays(tree: PyTree[Any]) -> PyTree[Any]:
 
 def batch_of_one(space: spaces.Space, action: Any) -> Any:
     """Returns a batch that contains a single action."""
-    match space:
-        case spaces.Dict():
-            return {name: batch_of_one(part, action[name]) for name, part in space.spaces.items()}
-        case spaces.Tuple():
-            return tuple(batch_of_one(part, inner) for part, inner in zip(space.spaces, action, strict=True))
-        case _:
-            return np.asarray(action)[None]
+    return map_space(lambda leaf, part: np.asarray(part)[None], space, action)
 
 
 def checked_actions(name: str, space: spaces.Space, actions: Any, num_envs: int) -> Any:
