@@ -4,6 +4,8 @@ Moore, "Efficient memory-based learning for robot control" (1990), with the cons
 Gymnasium. Observations, rewards and flags are equal step by step in float32.
 """
 
+from collections.abc import Callable
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -11,7 +13,7 @@ import numpy as np
 from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, Int
 
-from rollmill.core.types import Environment, Key, StepFunction, Timestep
+from rollmill.core.types import Environment, Key, Timestep
 from rollmill.envs.drawings.classic import draw_mountain_car
 from rollmill.envs.physics import Scalar
 from rollmill.envs.transforms import time_limit
@@ -59,7 +61,7 @@ def mountain_car_continuous(*, max_steps: int = 999) -> Environment:
 
 
 def _environment(
-    name: str, step: StepFunction, actions: spaces.Space, params: MountainCarParams, max_steps: int
+    name: str, step: Callable[..., Timestep], actions: spaces.Space, params: MountainCarParams, max_steps: int
 ) -> Environment:
     env = Environment(
         name=name,

@@ -6,6 +6,7 @@ import sys
 from types import ModuleType
 
 from rollmill.core.errors import UsageError
+from rollmill.core.imports import import_named
 from rollmill.core.installation import install_command
 from rollmill.gpus.jax_settings import standard_promotion
 
@@ -23,3 +24,11 @@ def import_extra(module: str, extra: str) -> ModuleType:
         raise UsageError(
             f"{extra}:ID environments need a package that is not installed ({error}): {install_command(extra)}"
         ) from None
+
+
+def import_registering(module: str, environment: str) -> None:
+    """Imports a module that registers an environment. Raises a `UsageError` if it cannot be imported."""
+    try:
+        import_named(module)
+    except ImportError as error:
+        raise UsageError(f"{environment}: the module {module!r} cannot be imported: {error}.") from None

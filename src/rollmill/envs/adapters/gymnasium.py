@@ -11,8 +11,8 @@ from gymnasium.envs.registration import EnvSpec, VectorizeMode, load_env_creator
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
 from rollmill.core.errors import UsageError, unknown_name
-from rollmill.core.imports import import_named
 from rollmill.core.types import HostEnvironment
+from rollmill.envs.adapters import import_registering
 from rollmill.envs.host import batch_environment, host_environment
 from rollmill.envs.options import keyword_names, unknown_option
 
@@ -145,19 +145,12 @@ def _one_of(name: str, option: str, value: Any, kind: type[Enum]) -> Any:
 def _spec(name: str) -> EnvSpec:
     module, _, gymnasium_id = name.rpartition(":")
     if module:
-        _import(name, module)
+        import_registering(module, f"gymnasium:{name}")
     try:
         return gymnasium.spec(gymnasium_id)
     except gymnasium.error.Error:
         hint = "If another package registers it, name that package: gymnasium:MODULE:ID."
         raise unknown_name("Gymnasium environment", gymnasium_id, gymnasium.registry, hint=hint) from None
-
-
-def _import(name: str, module: str) -> None:
-    try:
-        import_named(module)
-    except ImportError as error:
-        raise UsageError(f"gymnasium:{name}: the module {module!r} cannot be imported: {error}.") from None
 
 
 def _make_batch(name: str, spec: EnvSpec, options: dict[str, Any], num_envs: int) -> VectorEnv:

@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from rollmill.core.errors import UsageError, unknown_name
-from rollmill.core.imports import import_named
 from rollmill.core.types import HostEnvironment
-from rollmill.envs.adapters import import_extra
+from rollmill.envs.adapters import import_extra, import_registering
 from rollmill.envs.host import parallel_environment
 from rollmill.envs.options import keyword_names, takes_any, unknown_option
 
@@ -42,17 +41,10 @@ def make(name: str, **options: Any) -> HostEnvironment:
     pettingzoo = import_extra("pettingzoo", "pettingzoo")
     module, _, registered = name.rpartition(":")
     if module:
-        _import(name, module)
+        import_registering(module, f"pettingzoo:{name}")
     source = _source(pettingzoo, registered, by_module=bool(module))
     _check_options(f"pettingzoo:{name}", source, options)
     return parallel_environment(f"pettingzoo:{name}", functools.partial(_make_one, name, source, options))
-
-
-def _import(name: str, module: str) -> None:
-    try:
-        import_named(module)
-    except ImportError as error:
-        raise UsageError(f"pettingzoo:{name}: the module {module!r} cannot be imported: {error}.") from None
 
 
 def _source(pettingzoo: Any, name: str, *, by_module: bool) -> _Source:

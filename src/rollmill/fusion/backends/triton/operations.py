@@ -121,6 +121,23 @@ FAST = {
     "logistic": "0.5 * fast_tanh(0.5 * {0}) + 0.5",
 }
 
+
+def _extreme(name: str, instruction: str) -> str:
+    """Returns the source of the Triton function `name` of two integers, by a 32-bit instruction."""
+    return f"""\
+@triton.jit
+def {name}(x, y, is_signed: tl.constexpr):
+    if is_signed:
+        whole = [x.to(tl.int32), y.to(tl.int32)]
+        text: tl.constexpr = "{instruction}.s32 $0, $1, $2;"
+        return tl.inline_asm_elementwise(text, "=r,r,r", whole, dtype=tl.int32, is_pure=True, pack=1)
+    else:
+        whole = [x.to(tl.uint32), y.to(tl.uint32)]
+        text: tl.constexpr = "{instruction}.u32 $0, $1, $2;"
+        return tl.inline_asm_elementwise(text, "=r,r,r", whole, dtype=tl.uint32, is_pure=True, pack=1)
+"""
+
+
 HELPERS = f"""\
 TINY = tl.constexpr({TINY})
 
@@ -151,28 +168,8 @@ def quotient(x, y, is_signed: tl.constexpr):
 def remainder(x, y, is_signed: tl.constexpr):
     return tl.where(y == 0, x, x % divisor(y, is_signed)).to(x.dtype)
 
-@triton.jit
-def larger(x, y, is_signed: tl.constexpr):
-    if is_signed:
-        whole = [x.to(tl.int32), y.to(tl.int32)]
-        text: tl.constexpr = "max.s32 $0, $1, $2;"
-        return tl.inline_asm_elementwise(text, "=r,r,r", whole, dtype=tl.int32, is_pure=True, pack=1)
-    else:
-        whole = [x.to(tl.uint32), y.to(tl.uint32)]
-        text: tl.constexpr = "max.u32 $0, $1, $2;"
-        return tl.inline_asm_elementwise(text, "=r,r,r", whole, dtype=tl.uint32, is_pure=True, pack=1)
-
-@triton.jit
-def smaller(x, y, is_signed: tl.constexpr):
-    if is_signed:
-        whole = [x.to(tl.int32), y.to(tl.int32)]
-        text: tl.constexpr = "min.s32 $0, $1, $2;"
-        return tl.inline_asm_elementwise(text, "=r,r,r", whole, dtype=tl.int32, is_pure=True, pack=1)
-    else:
-        whole = [x.to(tl.uint32), y.to(tl.uint32)]
-        text: tl.constexpr = "min.u32 $0, $1, $2;"
-        return tl.inline_asm_elementwise(text, "=r,r,r", whole, dtype=tl.uint32, is_pure=True, pack=1)
-
+{_extreme("larger", "max")}
+{_extreme("smaller", "min")}
 @triton.jit
 def either(condition, x, y):
     whole = [condition.to(tl.int32), x.to(tl.int32), y.to(tl.int32)]
