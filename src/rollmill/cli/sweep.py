@@ -20,8 +20,8 @@ from rollmill.processes.forks import end_forks, fork_children
 from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.trust import remember, trusted_modules
 from rollmill.sweeps.creation import (
-    DEFAULT_FACTOR,
     NewSweep,
+    SweepOptions,
     code_of,
     create_sweep,
     refuse_resume_if_exists,
@@ -31,13 +31,12 @@ from rollmill.sweeps.creation import (
 from rollmill.sweeps.directory import SweepDirectory
 from rollmill.sweeps.metrics import check_metric, extra_columns
 from rollmill.sweeps.population_based import check_shares
-from rollmill.sweeps.proposals import SAMPLERS, check_sampler
+from rollmill.sweeps.proposals import check_sampler
 from rollmill.sweeps.ranking import OVER_SEEDS
 from rollmill.sweeps.running import run_sweep
 from rollmill.sweeps.search_space import parse_axis
 from rollmill.sweeps.shared_programs import Together
 from rollmill.sweeps.spec import text_of
-from rollmill.training.evolution import DEFAULT_SHARE
 
 USAGE = """rollmill sweep ALGORITHM ENVIRONMENT --over OPTION=VALUES ... [OPTIONS]
        rollmill sweep --resume SWEEP [OPTIONS]"""
@@ -72,12 +71,6 @@ def run(arguments: list[str]) -> int:
         end_forks()
 
 
-_SAMPLER = (
-    "How values are chosen. grid, the default, uses all combinations, random draws them, and "
-    f"{' and '.join(SAMPLERS)} let Optuna propose them, based on the results so far."
-)
-_SHARE = f"Fraction of the trials that copy better trials at each rung. Default: {DEFAULT_SHARE}."
-_FACTOR = f"One trial in this many continues at each rung. Default: {DEFAULT_FACTOR}."
 _AT_ONCE = (
     "Maximum number of trials at a time. Default: one per core, under MPS at most the number that fits into GPU "
     "memory, one per MIG slice, or one per GPU if trials take turns."
@@ -95,31 +88,9 @@ class _New:
     over: Annotated[tuple[str, ...], Arg(metavar="OPTION=VALUES", repeated=True)] = ()
     """Values of an option of train, of `environment`, or of `env-option.KEY`: a list (1e-4,1e-3), integers
     (seed=0..4), or with a sampler a range (0.9..0.99, log:1e-5..1e-2)."""
-    sampler: Annotated[str | None, Arg(metavar="NAME", help=_SAMPLER)] = None
-    trials: int | None = None
-    """Number of trials of a sampler."""
-    random: int | None = None
-    """Short for --sampler random, with this number of trials."""
-    sweep_seed: int = 0
-    """Seed of draws and proposals."""
-    stop_early: Annotated[str | None, Arg(metavar="asha")] = None
-    """Stop trials whose return at a rung is not among the best, by asynchronous successive halving."""
-    reduction_factor: Annotated[int | None, Arg(help=_FACTOR)] = None
-    grace_steps: int | None = None
-    """Environment steps of the first rung. By default, it is chosen so that there are three rungs."""
-    pbt_every: Annotated[int | None, Arg(metavar="STEPS")] = None
-    """Population-based training: after every STEPS environment steps, the worst trials copy the weights and
-    hyperparameters of the best. Copied numbers are multiplied by 0.8 or 1.2, within their bounds."""
-    pbt_share: Annotated[float | None, Arg(metavar="SHARE", help=_SHARE)] = None
-    group_seeds: Annotated[bool, Arg(only_on=True)] = False
-    """Train all seeds of --over seed=FIRST..LAST in one program, as --num-seeds does."""
+    options: Annotated[SweepOptions, MERGED] = SweepOptions()
     at_once: Annotated[int | None, Arg(help=_AT_ONCE)] = None
     together: Annotated[Together, Arg(help=_TOGETHER)] = "auto"
-    metric: Annotated[str, Arg(metavar="NAME")] = "final_return"
-    """Result by which trials are compared: final_return, best_return, env_steps, steps_per_second, seconds, or
-    returns/KIND for one of several kinds of agents. If seeds vary, their mean is compared."""
-    sweep_dir: Path | None = None
-    """Directory of the sweep. Default: a folder in runs/, named after algorithm, environment and time."""
 
 
 @dataclass(frozen=True)
@@ -170,28 +141,12 @@ def _create(arguments: list[str]) -> int:
     request = parsed.request
     sharing = request.options.gpu_sharing
     _check_how(new.at_once, sharing)
-    check_metric(new.metric)
-    if new.pbt_every is not None:
+    check_metric(new.options.metric)
+    if new.options.pbt_every is not None:
         check_shares(new.at_once, new.together)
-    sweep = create_sweep(
-        NewSweep(
-            request=request.without({"gpu_sharing"}),
-            axes=tuple(typed_axis(request.algorithm, parse_axis(text)) for text in new.over),
-            random=new.random,
-            trials=new.trials,
-            sampler=new.sampler,
-            seed=new.sweep_seed,
-            metric=new.metric,
-            stop_early=new.stop_early,
-            reduction_factor=new.reduction_factor,
-            grace_steps=new.grace_steps,
-            pbt_every=new.pbt_every,
-            pbt_share=new.pbt_share,
-            group_seeds=new.group_seeds,
-            directory=new.sweep_dir,
-        )
-    )
-    return _run(sweep, at_once=new.at_once, sharing=sharing, together=new.together, metric=new.metric)
+    axes = tuple(typed_axis(request.algorithm, parse_axis(text)) for text in new.over)
+    sweep = create_sweep(NewSweep(request.without({"gpu_sharing"}), axes, **vars(new.options)))
+    return _run(sweep, at_once=new.at_once, sharing=sharing, together=new.together, metric=new.options.metric)
 
 
 _ONLY_RESUMED = {

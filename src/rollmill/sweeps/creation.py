@@ -8,10 +8,11 @@ from datetime import datetime
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from rollmill.algorithms.hyperparameters import numbers_of
 from rollmill.core.errors import UsageError, unknown_name
+from rollmill.core.options import Arg
 from rollmill.core.plugins import Kind, Plugin, plugins_named
 from rollmill.core.shell import command
 from rollmill.core.user_frame import failed_import
@@ -51,25 +52,50 @@ SAMPLE_CHECKS = 8
 DEFAULT_FACTOR = 3
 
 
+_SAMPLER = (
+    "How values are chosen. grid, the default, uses all combinations, random draws them, and "
+    f"{' and '.join(SAMPLERS)} let Optuna propose them, based on the results so far."
+)
+_FACTOR = f"One trial in this many continues at each rung. Default: {DEFAULT_FACTOR}."
+_SHARE = f"Fraction of the trials that copy better trials at each rung. Default: {DEFAULT_SHARE}."
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions:
+    """Options of a new sweep: how its trials are chosen, stopped and compared."""
+
+    sampler: Annotated[str | None, Arg(metavar="NAME", help=_SAMPLER)] = None
+    trials: int | None = None
+    """Number of trials of a sampler."""
+    random: int | None = None
+    """Short for --sampler random, with this number of trials."""
+    seed: Annotated[int, Arg(name="sweep-seed")] = 0
+    """Seed of draws and proposals."""
+    stop_early: Annotated[str | None, Arg(metavar="asha")] = None
+    """Stop trials whose return at a rung is not among the best, by asynchronous successive halving."""
+    reduction_factor: Annotated[int | None, Arg(help=_FACTOR)] = None
+    grace_steps: int | None = None
+    """Environment steps of the first rung. By default, it is chosen so that there are three rungs."""
+    pbt_every: Annotated[int | None, Arg(metavar="STEPS")] = None
+    """Population-based training: after every STEPS environment steps, the worst trials copy the weights and
+    hyperparameters of the best. Copied numbers are multiplied by 0.8 or 1.2, within their bounds."""
+    pbt_share: Annotated[float | None, Arg(metavar="SHARE", help=_SHARE)] = None
+    group_seeds: Annotated[bool, Arg(only_on=True)] = False
+    """Train all seeds of --over seed=FIRST..LAST in one program, as --num-seeds does."""
+    metric: Annotated[str, Arg(metavar="NAME")] = "final_return"
+    """Result by which trials are compared: final_return, best_return, env_steps, steps_per_second, seconds, or
+    returns/KIND for one of several kinds of agents. If seeds vary, their mean is compared."""
+    directory: Annotated[Path | None, Arg(name="sweep-dir")] = None
+    """Directory of the sweep. Default: a folder in runs/, named after algorithm, environment and time."""
+
+
 @dataclass(frozen=True)
-class NewSweep:
+class NewSweep(SweepOptions):
     """A request for a new sweep."""
 
     request: TrainingRequest
     """The settings that all trials have in common."""
     axes: tuple[Axis, ...]
-    random: int | None = None
-    trials: int | None = None
-    sampler: str | None = None
-    seed: int = 0
-    metric: str = "final_return"
-    stop_early: str | None = None
-    reduction_factor: int | None = None
-    grace_steps: int | None = None
-    pbt_every: int | None = None
-    pbt_share: float | None = None
-    group_seeds: bool = False
-    directory: Path | None = None
 
 
 def create_sweep(asked: NewSweep) -> SweepDirectory:
@@ -181,7 +207,10 @@ def _check_request(asked: NewSweep) -> None:
             f"--metric {asked.metric} is not supported with --group-seeds, which has one mean over the seeds of a "
             "program. hint: leave one of them out."
         )
-    if asked.stop_early is None and (asked.reduction_factor, asked.grace_steps) != (None, None):
+    if asked.stop_early is None and (asked.reduction_factor, asked.grace_steps) != (
+        None,
+        None,
+    ):
         raise UsageError(
             "--reduction-factor and --grace-steps have no effect without --stop-early asha. hint: add it, or "
             "leave them out."
