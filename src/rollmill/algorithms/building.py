@@ -436,19 +436,14 @@ def graph_of(
     loops: Loops,
     *,
     scaling: Callable[[Any], optax.GradientTransformation],
-    prepare: Any,
-    gradients: Any,
     condition: Any = no_condition,
-    keep_learning: Any = None,
-    adapt: Any = None,
-    compute_values: Any = None,
-    compact_step: Any = None,
+    **fields: Any,
 ) -> Graph:
     """Assembles an actor-critic graph from the parts of `parts_of`.
 
     `scaling` creates the optimiser's transformation from the configuration, such as
-    `lambda config: optax.scale_by_adam()`. `gradients` is the fragment that computes gradients, and the other
-    arguments are fields of `Graph`.
+    `lambda config: optax.scale_by_adam()`. `fields` are further fields of `Graph`, among them `prepare` and
+    `gradients`.
     """
     policy, rewards = parts.policy, choices.config.normalize_rewards
     optimiser, numbers = optimiser_of(choices, scaling, loops), numbers_to_hold(parts.config, loops)
@@ -460,22 +455,17 @@ def graph_of(
         custom=parts.custom,
         loops=loops,
         policy=policy.sample,
-        gradients=gradients,
         update=ElementwiseUpdate(partial(update, optimiser)),
         start_memory=policy.start_memory,
         start_learner=partial(start_learner, policy, optimiser, numbers, normalise_rewards=rewards),
         weights=lambda learner: learner.weights,
-        prepare=prepare,
         condition=condition,
         greedy=policy.greedy,
         host=parts.host,
-        keep_learning=keep_learning,
-        adapt=adapt,
         end_iteration=end_iteration_of(choices, loops, numbers),
-        compute_values=compute_values,
-        compact_step=compact_step,
         report=partial(report, partial(schedule_of, choices, loops)),
         outputs=policy.outputs,
         merge_metrics=partial(merge_metrics, loops.batch_size) if choices.config.normalize_values else None,
         hyperparameters=numbers,
+        **fields,
     )
