@@ -1,8 +1,11 @@
 """Functions that work with every kind of experience store."""
 
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from rollmill.core.types import Key
 from rollmill.dataflow.graph import ExperienceStore, Graph, Loops
@@ -12,6 +15,18 @@ FILL = "replay/fill"
 
 FEW = 64
 """Maximum number of environments in a shard for which a draw is compared with every environment."""
+
+Draw: TypeAlias = Callable[..., tuple[Int[Array, " B"], Int[Array, " B"], Float[Array, " B"]]]
+"""`(key, rings of one shard, *, count) -> environments, steps or rows, importance weights`: chooses what is drawn
+from a shard. Environments are given by their positions in the shard."""
+
+
+class RingRows(NamedTuple):
+    """Rings and rows of the samples that were drawn, so that their priorities can be updated."""
+
+    environment: Int[Array, " N"]
+    """Position of the ring among those held here."""
+    row: Int[Array, " N"]
 
 
 def empty_experience(graph: Graph, index: Int[Array, " E"]) -> PyTree[Array]:

@@ -16,7 +16,7 @@ environments of a shard, `N` samples of this replica's part of a minibatch, `B` 
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -25,7 +25,7 @@ from jaxtyping import Array, Bool, Float, Int, Key as KeyArray, PyTree
 
 from rollmill.core.types import FINAL_MASK, Action, Key, Observation
 from rollmill.dataflow.collecting import start_one, step_one
-from rollmill.dataflow.experience import draw_equally
+from rollmill.dataflow.experience import Draw, RingRows, draw_equally
 from rollmill.dataflow.graph import Batch, Graph, Learner, Loops, Sample, Step, Trajectory
 from rollmill.dataflow.packing import Rows, from_rows, to_rows
 from rollmill.dataflow.priorities import (
@@ -104,25 +104,6 @@ class Transitions(NamedTuple):
     """Random key of the sample, for gradients that sample actions."""
 
 
-class RingRows(NamedTuple):
-    """Rings and rows from which transitions were drawn, so that their priorities can be updated."""
-
-    environment: Int[Array, " N"]
-    """Position of the ring among those held here."""
-    row: Int[Array, " N"]
-
-
-@runtime_checkable
-class ChooseSteps(Protocol):
-    """Protocol of a function that chooses `count` stored steps of one shard."""
-
-    def __call__(
-        self, key: Key, rings: "ReplayRing", /, *, count: int
-    ) -> tuple[Int[Array, " B"], Int[Array, " B"], Float[Array, " B"]]:
-        """Returns environments (by position in the shard), steps, and importance weights."""
-        ...
-
-
 class Replay(NamedTuple):
     """Experience store of single steps, with a ring for each environment. It draws transitions uniformly."""
 
@@ -174,14 +155,14 @@ class Replay(NamedTuple):
 
     def sample_with(
         self,
-        draw: ChooseSteps,
+        draw: Draw,
         graph: Graph,
         rings: ReplayRing,
         learner: Learner,
         key: Key,
         index: Int[Array, " E"],
     ) -> Sample:
-        """Draws a minibatch of `Transitions` that begin with the steps chosen by `draw`."""
+        """Draws a minibatch of `Transitions` that begin with the stored steps chosen by `draw`."""
         width = graph.loops.num_envs // graph.loops.num_shards
         shards = index[::width] // width
         keys = jax.vmap(lambda shard: jax.random.split(jax.random.fold_in(key, shard)))(shards)
@@ -470,7 +451,7 @@ def _for_each(index: Int[Array, " E"], one: PyTree[Array]) -> PyTree[Array]:
 def _draw_uniformly(
     key: Key, rings: ReplayRing, *, count: int
 ) -> tuple[Int[Array, " B"], Int[Array, " B"], Float[Array, " B"]]:
-    """Chooses each stored transition of one shard with equal probability. See `ChooseSteps`."""
+    """Chooses each stored transition of one shard with equal probability. See `experience.Draw`."""
     # The newest step of each environment is left out, because the next observation is not stored yet.
     environment, place = draw_equally(key, rings.steps - 1 - rings.oldest, count=count)
     step = rings.oldest[environment] + place

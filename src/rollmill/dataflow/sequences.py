@@ -13,7 +13,7 @@ minibatch, `B` sequences of one shard.
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -23,7 +23,7 @@ from jaxtyping import Array, Bool, Float, Int, Key as KeyArray, PyTree
 from rollmill.core.errors import UsageError
 from rollmill.core.types import FINAL_MASK, Key, Memory, Observation
 from rollmill.dataflow.collecting import collect, start_collector
-from rollmill.dataflow.experience import draw_equally
+from rollmill.dataflow.experience import Draw, RingRows, draw_equally
 from rollmill.dataflow.graph import Batch, Graph, Learner, Loops, Sample, Step, Trajectory
 from rollmill.dataflow.packing import Rows, from_rows, to_rows
 from rollmill.dataflow.priorities import (
@@ -76,25 +76,6 @@ class SequenceRing(eqx.Module):
     """Row of the newest rollout."""
     priorities: Priorities | None
     """Priorities of the sequences by the row of their first rollout, or None for uniform draws."""
-
-
-class SequenceRows(NamedTuple):
-    """Rings and rows of the first rollouts of sequences, so that their priorities can be updated."""
-
-    environment: Int[Array, " N"]
-    """Position of the ring among those held here."""
-    row: Int[Array, " N"]
-
-
-@runtime_checkable
-class ChooseSequences(Protocol):
-    """Protocol of a function that chooses `count` sequences of one shard."""
-
-    def __call__(
-        self, key: Key, ring: SequenceRing, /, *, count: int
-    ) -> tuple[Int[Array, " B"], Int[Array, " B"], Float[Array, " B"]]:
-        """Returns environments (by position in the shard), rows of the first rollouts, and importance weights."""
-        ...
 
 
 class SequenceReplay(NamedTuple):
@@ -152,9 +133,9 @@ class SequenceReplay(NamedTuple):
         return self.sample_with(self._draw_uniformly, graph, ring, key, index)
 
     def sample_with(
-        self, draw: ChooseSequences, graph: Graph, ring: SequenceRing, key: Key, index: Int[Array, " E"]
+        self, draw: Draw, graph: Graph, ring: SequenceRing, key: Key, index: Int[Array, " E"]
     ) -> Sample:
-        """Draws a minibatch of the sequences chosen by `draw`."""
+        """Draws a minibatch of the sequences whose first rollouts are in the rows chosen by `draw`."""
         width = graph.loops.num_envs // graph.loops.num_shards
         shards = index[::width] // width
         keys = jax.vmap(partial(jax.random.fold_in, key))(shards)
@@ -167,7 +148,7 @@ class SequenceReplay(NamedTuple):
             keys
         ).reshape(-1)
         sequences = self._sequences(graph, ring, environment, row, weight.reshape(-1), sequence_keys)
-        return Sample(Batch(sequences), SequenceRows(environment, row))
+        return Sample(Batch(sequences), RingRows(environment, row))
 
     def update(self, graph: Graph, ring: SequenceRing, learner: Learner, sample: Sample, /) -> SequenceRing:
         """Returns the rings unchanged, because sequences are drawn uniformly."""
@@ -192,7 +173,7 @@ class SequenceReplay(NamedTuple):
     def _draw_uniformly(
         self, key: Key, ring: SequenceRing, *, count: int
     ) -> tuple[Int[Array, " B"], Int[Array, " B"], Float[Array, " B"]]:
-        """Chooses each sequence of one shard with equal probability. See `ChooseSequences`."""
+        """Chooses each sequence of one shard with equal probability. See `experience.Draw`."""
         environment, number = draw_equally(key, self.num_sequences(ring), count=count)
         oldest = ring.newest - ring.count + 1
         return environment, (oldest[environment] + number) % self.rollouts, jnp.ones(count, jnp.float32)
