@@ -21,7 +21,7 @@ from rollmill.profiling.program_memory import memory_by_operation
 from rollmill.profiling.results import MemoryUse, OperationMemory, Overlap, TimelineSpan
 from rollmill.profiling.simulator_calls import SimulatorCalls
 from rollmill.profiling.timeline import timeline
-from rollmill.profiling.trace import CLOCK, MAX_EVENTS, Naming, Trace, read_trace
+from rollmill.profiling.trace import CLOCK, MAX_EVENTS, Trace, read_trace
 from rollmill.profiling.traced_programs import AssignedProgram, assigned_programs, known_program
 
 BY_PATH = ("device", "host", "host_only", "starts")
@@ -104,9 +104,9 @@ class TraceRecorder:
         window = self._window(recorded, begin, end) if read else None
         return window, device_use(recorded, begin, end)
 
-    def stop_and_read(self, names: Naming) -> Trace:
+    def stop_and_read(self, classify: Classifier) -> Trace:
         """Stops recording, and returns the whole trace."""
-        return read_trace(self._end_trace().stop(), names)
+        return read_trace(self._end_trace().stop(), classify.is_ambiguous)
 
     def abandon(self) -> None:
         """Stops a recording in progress and discards its events."""
@@ -116,7 +116,7 @@ class TraceRecorder:
     def _window(self, recorded: Any, begin: int, end: int) -> RecordedWindow:
         self._programs.read_new()
         classify = Classifier(self._programs.instructions, accelerated=jax.default_backend() != "cpu")
-        trace = read_trace(recorded, classify, window=(begin, end), most_events=self._most_events)
+        trace = read_trace(recorded, classify.is_ambiguous, window=(begin, end), most_events=self._most_events)
         sampled = trace.sampling.time
         first, last = sampled(begin - trace.clock_offset), sampled(end - trace.clock_offset)
         longer = (end - begin) / max(1, last - first)

@@ -2,8 +2,8 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from rollmill.core.operations import SPAN_MARK
 from rollmill.profiling.hlo import program_key
@@ -75,30 +75,19 @@ class Trace(NamedTuple):
         return len({lane.name.partition(" stream ")[0] for lane in self.lanes if lane.on_device})
 
 
-@runtime_checkable
-class Naming(Protocol):
-    """Interface that tells which instruction names occur in several programs.
-
-    For events with such names, the program must be read from the trace as well, which takes longer.
-    """
-
-    def is_ambiguous(self, name: str) -> bool:
-        """Returns whether several programs have an instruction called `name`."""
-        ...
-
-
 def read_trace(
     data: Any,
-    names: Naming,
+    is_ambiguous: Callable[[str], bool],
     *,
     window: tuple[int | float, int | float] = WHOLE,
     most_events: int = MAX_EVENTS,
 ) -> Trace:
     """Reads a `ProfileData` of the JAX profiler.
 
-    `names` tells which names of instructions are ambiguous, so that the trace must also say to which program they
-    belong. `window` is the first nanosecond and the nanosecond after the last, on the host's monotonic clock. If
-    the window has more than `most_events` events, only some intervals of it are read.
+    `is_ambiguous` returns whether several programs have an instruction of this name. For such events, the program
+    is read from the trace as well, which takes longer. `window` is the first nanosecond and the nanosecond after
+    the last, on the host's monotonic clock. If the window has more than `most_events` events, only some intervals
+    of it are read.
     """
     offset = clock_offset(data)
     begin, end = (time - offset for time in window)
@@ -106,7 +95,7 @@ def read_trace(
     sampling = Sampling(every=max(1, math.ceil(count / most_events)))
     lanes = []
     for name, on_device, line in lanes_of(data):
-        read = _events(_within(line, begin, end), on_device, names, sampling)
+        read = _events(_within(line, begin, end), on_device, is_ambiguous, sampling)
         if events := sorted(read, key=lambda event: (event.start, -event.end)):
             lanes.append(Lane(name, on_device, events))
     return Trace(lanes, offset, sampling)
@@ -129,7 +118,9 @@ def lanes_of(data: Any) -> Iterator[tuple[str, bool, Any]]:
                 yield _lane_name(plane.name, line.name, number), on_device, line
 
 
-def _events(recorded: Iterator[Any], on_device: bool, names: Naming, sampling: Sampling) -> Iterator[Event]:
+def _events(
+    recorded: Iterator[Any], on_device: bool, is_ambiguous: Callable[[str], bool], sampling: Sampling
+) -> Iterator[Event]:
     for event in recorded:
         start, duration = round(event.start_ns), round(event.duration_ns)
         start, end = sampling.time(start), sampling.time(start + duration)
@@ -138,7 +129,7 @@ def _events(recorded: Iterator[Any], on_device: bool, names: Naming, sampling: S
             if on_device:
                 stats = dict(event.stats)
                 yield Event(start, end, name, _program(stats), str(stats.get("hlo_op", "")), part)
-            elif names.is_ambiguous(name):
+            elif is_ambiguous(name):
                 yield Event(start, end, name, _program(dict(event.stats)), part=part)
             else:
                 yield Event(start, end, name, part=part)
