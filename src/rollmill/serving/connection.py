@@ -92,7 +92,7 @@ class HttpConnection(asyncio.Protocol):
             self._pause()
 
     def take_turn(self) -> bool:
-        """Parses part of the received data, and starts the requests that are complete. See `Waiting`."""
+        """Parses part of the received data, and starts the requests that are complete. See `fair_turns.Turn`."""
         size = max(PIECE, min(self._body_left, len(self._data)))
         piece = bytes(memoryview(self._data)[:size])
         del self._data[:size]
@@ -119,7 +119,7 @@ class HttpConnection(asyncio.Protocol):
         """Joins the queue, unless the client has to take answers first."""
         if self._data and not self._in_queue and self._blocked is None and not self._unstarted:
             self._in_queue = True
-            self._context.turns.ask(self)
+            self._context.turns.ask(self.take_turn)
 
     def eof_received(self) -> bool:
         """Answers a request that the client did not complete, and keeps the connection open until its answers are

@@ -2,19 +2,15 @@
 
 import asyncio
 from collections import deque
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import TypeAlias
 
 SECONDS = 0.005
 """Maximum time for turns before sockets are read again, so that no client waits for the data of others."""
 
 
-@runtime_checkable
-class Waiting(Protocol):
-    """Interface of a connection that has data to parse."""
-
-    def take_turn(self) -> bool:
-        """Parses part of the received data, and returns whether more remains."""
-        ...
+Turn: TypeAlias = Callable[[], bool]
+"""Function of a connection that parses part of the received data, and returns whether more remains."""
 
 
 class Turns:
@@ -22,13 +18,13 @@ class Turns:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._fresh: deque[Waiting] = deque()
-        self._backlog: deque[Waiting] = deque()
+        self._fresh: deque[Turn] = deque()
+        self._backlog: deque[Turn] = deque()
         self._scheduled = False
 
-    def ask(self, connection: Waiting) -> None:
+    def ask(self, turn: Turn) -> None:
         """Adds a connection that is not in the queue yet."""
-        self._fresh.append(connection)
+        self._fresh.append(turn)
         self._schedule()
 
     def _schedule(self) -> None:
@@ -40,9 +36,9 @@ class Turns:
         self._scheduled = False
         deadline = self._loop.time() + SECONDS
         while queue := self._fresh or self._backlog:
-            connection = queue.popleft()
-            if connection.take_turn():
-                self._backlog.append(connection)
+            turn = queue.popleft()
+            if turn():
+                self._backlog.append(turn)
             if self._loop.time() > deadline:
                 break
         if self._fresh or self._backlog:
