@@ -174,6 +174,33 @@ def test_conditioning_of_whole_sequences_is_refused():
         jax.eval_shape(computed, learner, batch, jnp.arange(4, dtype=jnp.uint32))
 
 
+def conditioned(change):
+    condition = lambda minibatch, reduce: minibatch._replace(samples=change(minibatch.samples))
+    return graph_of(CASES["no-hidden-layer"])._replace(condition=condition)
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "values"),
+    [
+        (
+            lambda samples: samples._replace(target=samples.target.astype(jnp.float16)),
+            "conditioning-minibatch-turns-samples-from",
+            ("samples.target", "float32[64]", "float16[64]"),
+        ),
+        (
+            lambda samples: samples._replace(observation=samples.observation[:, :2]),
+            "conditioning-minibatch-turns-samples-from",
+            ("samples.observation", "float32[64,4]", "float32[64,2]"),
+        ),
+        (lambda samples: (samples, samples.target), "conditioning-minibatch-adds-or-removes", ()),
+    ],
+)
+def test_conditioning_changes_values_alone(change, code, values):
+    """Kernels would read numbers of another type as numbers of the batch's type."""
+    with raises(code, *values):
+        lower_gradients(conditioned(change))
+
+
 def assert_the_gradients_of_the_mean(graph, learner, batch, rows):
     by_code = cpu_backend()
     exact = partial(run_gradients_reference, precision="highest")

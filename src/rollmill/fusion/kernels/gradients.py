@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree, UInt32
 
+from rollmill.core.contracts import type_of
 from rollmill.core.errors import CannotFuse
 from rollmill.core.types import Key, is_key
 from rollmill.dataflow import (
@@ -38,6 +39,7 @@ from rollmill.dataflow import (
     collect,
     evaluate_schedules,
     flat_samples,
+    identity,
     init_state,
     pack,
     prepare,
@@ -150,6 +152,7 @@ def lower_gradients(graph: Graph) -> GradientStep:
     index = jax.ShapeDtypeStruct((graph.loops.num_envs,), jnp.int32)
     begin = lambda key, index: first_batch(graph, init_state(graph, key, index))
     learner, batch = jax.eval_shape(begin, jax.eval_shape(jax.random.key, 0), index)
+    jax.eval_shape(partial(_condition_one, graph), batch)  # raises an error if kernels cannot read its results
     return gradient_step(
         graph, learner, each_struct(jax.eval_shape(flat_samples, batch)), each_struct(batch.sequences)
     )
@@ -363,6 +366,16 @@ def in_one_vector(step: GradientStep, gradients: Weights, means: Float[Array, " 
     return means[: sum(each.size for each in sums)]
 
 
+def _condition_one(graph: Graph, batch: Batch) -> dict[int, Array]:
+    """Conditions one minibatch of a batch, to check the results."""
+    own = pack_batch(batch)
+    by_sequence = graph.loops.minibatch_items == "sequences"
+    count = graph.loops.num_envs if by_sequence else len(own.packed.table)
+    minibatches = graph.loops.num_minibatches if graph.replay is None else 1
+    rows = jnp.zeros(count // minibatches, jnp.uint32)
+    return _conditioned_leaves(graph, own, rows, reduce=identity)
+
+
 def _conditioned_leaves(graph: Graph, batch: PackedBatch, rows: Array, *, reduce: Reduce) -> dict[int, Array]:
     """Returns the leaves that conditioning a minibatch changes, without reading the others."""
     by_sequence = graph.loops.minibatch_items == "sequences"
@@ -375,11 +388,27 @@ def _conditioned_leaves(graph: Graph, batch: PackedBatch, rows: Array, *, reduce
             "conditioning a minibatch changes leaves of whole sequences, which kernels can only read from the "
             "batch."
         )
+    _check_conditioned(taken, conditioned)
     pairs = zip(jax.tree.leaves(taken), jax.tree.leaves(conditioned), strict=True)
     # Compares identities, because `condition` returns unchanged leaves as the same objects. Gathers of those are
     # dead code, and never computed.
     changed = {place: after for place, (before, after) in enumerate(pairs) if after is not before}
     return _swap_axes(changed) if by_sequence else changed
+
+
+def _check_conditioned(before: PyTree[Array], after: PyTree[Array]) -> None:
+    """Raises a `CannotFuse` unless conditioning changed only values, because kernels know the types of a batch."""
+    if jax.tree.structure(before) != jax.tree.structure(after):
+        raise CannotFuse(
+            "conditioning a minibatch adds or removes leaves of its samples, but kernels read the samples that "
+            "`prepare` returns. Return all leaves from `prepare`."
+        )
+    for (path, one), other in zip(jax.tree.leaves_with_path(before), jax.tree.leaves(after), strict=True):
+        if one.shape != other.shape or one.dtype != other.dtype:
+            raise CannotFuse(
+                f"conditioning a minibatch turns samples{jax.tree_util.keystr(path)} from {type_of(one)} into "
+                f"{type_of(other)}, but kernels need the shapes and dtypes that `prepare` returns."
+            )
 
 
 def run_gradients_reference(
