@@ -75,8 +75,12 @@ the few products that are left take no time worth mentioning: the value of the l
 
 def program_options(platform: str | None = None) -> CompilerOptions:
     """Returns the XLA options for all programs on a platform. Default: the platform that JAX uses."""
-    of_platform = {"cpu": PLAIN_CONVOLUTIONS, "gpu": CONCURRENT_GRAPHS}.get(platform or jax.default_backend(), {})
-    return _join(EXACT_PRECISION, *_filter_known(of_platform))
+    match platform or jax.default_backend():
+        case "cpu":
+            return _join(EXACT_PRECISION, *_filter_known(PLAIN_CONVOLUTIONS))
+        case "gpu":
+            return _join(EXACT_PRECISION, CONCURRENT_GRAPHS)
+    return EXACT_PRECISION
 
 
 def start_options(num_bytes: int = 0) -> CompilerOptions:
