@@ -38,6 +38,7 @@ PAGE = (Path(__file__).parents[2] / "docs/distribution.md").read_text()
 ENVIRONMENTS = ("CartPole-v1", "Pendulum-v1", "TicTacToe-v0", "TagGridWorld-Small-v0", "TwoStepGame-v0")
 ITERATIONS, EVERY = 64, 8
 ENVS, STEPS = 4, 4
+ATTEMPTS = 5
 SIZES = {
     "num_envs": ENVS,
     "num_steps": STEPS,
@@ -183,10 +184,28 @@ def trained(name, placement, folder, **more):
     return rollmill.train(learners()[name], run_dir=folder, **options)
 
 
+def trained_with_checkpoints(name, placement, folder):
+    """A run with a checkpoint in the middle.
+
+    Workers do not wait for the coordinator, which asks them for checkpoints. On a busy machine, they may end
+    before it asks for the first one.
+    """
+    for attempt in range(ATTEMPTS):
+        run = trained(name, placement, folder / str(attempt))
+        if len(saved_iterations(run.directory)) > 2:
+            return run
+    raise AssertionError(f"none of {ATTEMPTS} runs has a checkpoint between its first and its last")
+
+
+def saved_iterations(folder):
+    """The iterations of a run's checkpoints."""
+    return sorted(int(path.name) for path in (folder / "checkpoints").iterdir())
+
+
 def killed_midway(run, folder):
     """The run as a kill leaves it before its last checkpoint, and the iteration of its newest one then."""
     shutil.copytree(run.directory, folder)
-    *_, midway, last = sorted(int(path.name) for path in (folder / "checkpoints").iterdir())
+    *_, midway, last = saved_iterations(folder)
     assert 0 < midway < last == ITERATIONS
     shutil.rmtree(folder / f"checkpoints/{last}")
     (folder / "summary.json").unlink()
@@ -221,7 +240,7 @@ def assert_filled(state, iteration):
 def test_a_killed_training_goes_on_as_if_it_had_not_been(name, place, tmp_path):
     graph, placement = learners()[name], placements()[place]
     synchronous = plan_of(graph, placement).partition.synchronous
-    run = trained(name, placement, tmp_path / "whole")
+    run = trained_with_checkpoints(name, placement, tmp_path / "whole")
     folder, number = killed_midway(run, tmp_path / "killed")
     midway = state_of(folder, graph, number, synchronous=synchronous)
     assert_filled(midway, number)
@@ -242,7 +261,7 @@ def test_a_killed_training_goes_on_as_if_it_had_not_been(name, place, tmp_path):
 def test_a_training_that_moves_takes_its_memory_along(name, place, tmp_path):
     """To one program, or from it to a mesh: the memory is that of the place before, and what is learned, too."""
     graph, placement = learners()[name], placements()[place]
-    run = trained(name, placement, tmp_path / "whole")
+    run = trained_with_checkpoints(name, placement, tmp_path / "whole")
     elsewhere = (
         {"place": "mesh", "learners": 2} if placement.name == "one program" else {"distribution": "gpu-only"}
     )
