@@ -112,17 +112,27 @@ def test_gymnax_without_its_data_is_explained(monkeypatch):
         envs.make("gymnax:MNISTBandit-bsuite")
 
 
-def test_missing_gymnax_names_the_extra(monkeypatch):
+@pytest.mark.parametrize(
+    ("module", "environment", "code"),
+    [
+        ("ale_py", "ale:Pong", "id-environments-need-package-is"),
+        ("envpool", "envpool:CartPole-v1", "envpools-environments-need-package-is"),
+        ("gymnax", "gymnax:CartPole-v1", "id-environments-need-package-is"),
+        ("pgx", "pgx:othello", "id-environments-need-package-is"),
+    ],
+)
+def test_a_missing_package_names_the_extra(module, environment, code, monkeypatch):
     real = importlib.import_module
 
-    def without_gymnax(name, package=None):
-        if name == "gymnax":
-            raise ModuleNotFoundError("No module named 'gymnax'")
+    def without_package(name, package=None):
+        if name.startswith(module):
+            raise ModuleNotFoundError(f"No module named {module!r}")
         return real(name, package)
 
-    monkeypatch.setattr(importlib, "import_module", without_gymnax)
-    with raises("id-environments-need-package-is", "No module named 'gymnax'", "pip install", "[gymnax]"):
-        envs.make("gymnax:CartPole-v1")
+    monkeypatch.setattr(importlib, "import_module", without_package)
+    extra = f"[{environment.partition(':')[0]}]"
+    with raises(code, f"No module named {module!r}", "pip install", extra):
+        envs.make(environment)
 
 
 def test_gymnasium_environments_are_host_environments():

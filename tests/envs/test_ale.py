@@ -1,7 +1,5 @@
 """Atari games: frames, lives, rewards, evaluation on whole games."""
 
-import importlib
-
 import jax
 import numpy as np
 import pytest
@@ -11,7 +9,6 @@ from rollmill import envs
 from rollmill.core.errors import UsageError
 from rollmill.core.types import HasEvaluationForm
 from rollmill.envs import check_environment
-from wordings import raises
 
 ale_py = pytest.importorskip("ale_py", reason="pip install 'rollmill[ale]'")
 PLAIN = {"noop_max": 0, "use_fire_reset": False}
@@ -182,16 +179,3 @@ def test_mistakes_name_the_value_and_the_way_out(name, options, message):
     with pytest.raises(UsageError) as raised:
         envs.make(f"ale:{name}", **options)
     assert message in str(raised.value)
-
-
-def test_a_missing_package_names_the_extra(monkeypatch):
-    real = importlib.import_module
-
-    def without_ale(name, package=None):
-        if name.startswith("ale_py"):
-            raise ModuleNotFoundError("No module named 'ale_py'")
-        return real(name, package)
-
-    monkeypatch.setattr(importlib, "import_module", without_ale)
-    with raises("id-environments-need-package-is", "No module named 'ale_py'", "pip install", "[ale]"):
-        envs.make("ale:Pong")

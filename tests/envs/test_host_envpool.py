@@ -1,7 +1,5 @@
 """EnvPool's environments in the same-step convention, beside Gymnasium's by value."""
 
-import importlib
-
 import gymnasium
 import numpy as np
 import pytest
@@ -12,19 +10,6 @@ from rollmill.core.errors import UsageError
 from wordings import raises
 
 GAMMA = 0.9
-
-
-def test_missing_envpool_names_the_extra(monkeypatch):
-    real = importlib.import_module
-
-    def without_envpool(name, package=None):
-        if name == "envpool":
-            raise ModuleNotFoundError("No module named 'envpool'")
-        return real(name, package)
-
-    monkeypatch.setattr(importlib, "import_module", without_envpool)
-    with raises("envpools-environments-need-package-is", "No module named 'envpool'", "pip install", "[envpool]"):
-        envs.make("envpool:CartPole-v1")
 
 
 def cartpole_state(observation):

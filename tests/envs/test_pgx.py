@@ -1,7 +1,5 @@
 """Games of Pgx through their adapter, and the same games of our own beside them."""
 
-import importlib
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -169,16 +167,3 @@ def test_no_game_of_pgx_has_more_players_than_is_known():
 def test_unknown_games_offer_the_nearest():
     with raises("unknown-setting", "pgx", "environment 'othelo'", "Did you mean othello"):
         envs.make("pgx:othelo")
-
-
-def test_missing_pgx_names_the_extra(monkeypatch):
-    real = importlib.import_module
-
-    def without_pgx(name, package=None):
-        if name == "pgx":
-            raise ModuleNotFoundError("No module named 'pgx'")
-        return real(name, package)
-
-    monkeypatch.setattr(importlib, "import_module", without_pgx)
-    with raises("id-environments-need-package-is", "No module named 'pgx'", "pip install", "[pgx]"):
-        envs.make("pgx:othello")
