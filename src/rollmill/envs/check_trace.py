@@ -109,7 +109,11 @@ def check_same_types(env: Environment, traced: Traced) -> None:
     }
     _check_declared_shapes(env, traced)
     for what, (reset, step) in pairs.items():
-        _check_same_structure(env.name, what, reset, step)
+        if jax.tree.structure(reset) != jax.tree.structure(step):
+            raise ContractError(
+                f"{env.name}: reset and step return different structures of the {what}: reset returns "
+                f"{outline(reset)}, and step returns {outline(step)}."
+            )
         for path, reset_leaf, step_leaf in _pair_leaves(reset, step):
             _check_same_leaf(env.name, f"{what}{path}", reset_leaf, step_leaf)
 
@@ -407,14 +411,6 @@ def _struct_of(env: Environment, what: str, space: spaces.Space) -> Any:
         return struct(space)
     except UsageError as error:
         raise ContractError(f"{env.name}: {what}: {error}") from None
-
-
-def _check_same_structure(name: str, what: str, reset: Any, step: Any) -> None:
-    if jax.tree.structure(reset) != jax.tree.structure(step):
-        raise ContractError(
-            f"{name}: reset and step return different structures of the {what}: reset returns {outline(reset)}, "
-            f"and step returns {outline(step)}."
-        )
 
 
 def _check_same_leaf(name: str, where: str, reset: Any, step: Any) -> None:

@@ -65,7 +65,11 @@ def choose_plan(graph: Graph, options: RunOptions) -> Plan:
     Raises a `UsageError` if the plan does not fit the graph or the options.
     """
     plan = choose.choose_plan(graph, options)
-    _check_checkpoints(graph, options)
+    if not options.checkpoint_environments and graph.replay is not None:
+        raise UsageError(
+            "checkpoint_environments=False is not supported with a replay memory, because its newest step needs "
+            "the next observation of its environment. hint: leave it out."
+        )
     _check(plan, graph, options)
     return plan
 
@@ -165,14 +169,6 @@ def _is_accepted(graph: Graph, options: RunOptions, place: Place, **changes: Any
     except UsageError:
         return False
     return plan.place == place and not options.checksums
-
-
-def _check_checkpoints(graph: Graph, options: RunOptions) -> None:
-    if not options.checkpoint_environments and graph.replay is not None:
-        raise UsageError(
-            "checkpoint_environments=False is not supported with a replay memory, because its newest step needs "
-            "the next observation of its environment. hint: leave it out."
-        )
 
 
 def _check(plan: Plan, graph: Graph, options: RunOptions) -> None:
