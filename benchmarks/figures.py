@@ -96,7 +96,7 @@ def robots_learning() -> Any:
                 for seed in np.transpose(returns):
                     panel.plot(seconds, seed, color=colour, linewidth=1.4, label=label)
                     label = None
-        finish(panel, name_of_robot(name))
+        finish(panel, ROBOTS[name].strip("`").removeprefix("robots:"))
     for panel in axes[-1]:
         panel.set_xlabel("seconds of training")
     for panel in axes[:, 0]:
@@ -104,10 +104,6 @@ def robots_learning() -> Any:
     first = axes.flat[panels_of.index("ant") if "ant" in panels_of else 0]
     first.legend(frameon=False, fontsize=9, loc="lower right")
     return figure
-
-
-def name_of_robot(name: str) -> str:
-    return ROBOTS[name].strip("`").removeprefix("robots:")
 
 
 def distributed_learning() -> Any:

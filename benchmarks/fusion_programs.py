@@ -70,7 +70,7 @@ def main() -> None:
     begin, file = time.monotonic(), chosen.output / f"{name}.rows.jsonl"
     found = earlier_rows(file) if chosen.add else []
     done = [row["task"] for row in found]
-    tasks = [task for task in tasks_of(chosen) if as_stored(task) not in done]
+    tasks = [task for task in tasks_of(chosen) if json.loads(json.dumps(task)) not in done]
     with file.open("w") as rows:
         rows.writelines(json.dumps(row) + "\n" for row in found)
         found += [row for row in run_all(tasks, chosen) if rows.write(json.dumps(row) + "\n") and not rows.flush()]
@@ -83,11 +83,6 @@ def earlier_rows(file: Path) -> list[dict[str, Any]]:
     """The rows of an earlier run, without tasks that it did not end."""
     rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     return [row for row in rows if row["outcome"] not in ("not begun", "late", "died")]
-
-
-def as_stored(task: Any) -> Any:
-    """A task as a row holds it."""
-    return json.loads(json.dumps(task))
 
 
 def tasks_of(chosen: Any) -> list[tuple[str, Any]]:

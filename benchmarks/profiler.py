@@ -519,15 +519,11 @@ def main() -> None:
     for name, row in PARTS[chosen.part](chosen):
         with alone(chosen.output):
             if chosen.add:
-                rows = _rows_of_this_commit(file)
+                found = json.loads(file.read_text()) if file.exists() else {}
+                rows = found["result"]["rows"] if found.get("commit") == this_commit() else {}
             before = rows.get(name, {}).get("profiles", [])
             rows[name] = row | ({"profiles": [*before, *row["profiles"]]} if "profiles" in row else {})
             write_result(file.stem, {"rows": rows}, chosen.output)
-
-
-def _rows_of_this_commit(file: Path) -> dict[str, dict[str, Any]]:
-    found = json.loads(file.read_text()) if file.exists() else {}
-    return found["result"]["rows"] if found.get("commit") == this_commit() else {}
 
 
 if __name__ == "__main__":
