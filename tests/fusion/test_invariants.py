@@ -176,6 +176,23 @@ def fixed(number, dtype=np.float32):
     return ConstLabel(number, np.dtype(dtype))
 
 
+def test_a_memory_may_begin_with_numbers_of_python():
+    def count_turns(*args):
+        decision = act(*args)
+        turns, is_odd = args[2]
+        return decision._replace(memory=(turns + 1, jnp.logical_not(is_odd)))
+
+    graph, *_ = begun(counting())
+    act = graph.policy
+    graph = graph._replace(policy=count_turns, start_memory=lambda: (0, False))
+    state = first_state(graph, jax.random.key(2), jnp.arange(NUM_ENVS, dtype=jnp.int32))
+    given = graph.weights(state.learner), state.collector
+    fused, plain = partial(fused_collect, graph, run=run_reference), partial(collect, graph)
+    found, right = (jax.jit(way)(*given, jax.random.key(0)) for way in (fused, plain))
+    assert_same(found[0].memory, right[0].memory)
+    assert len(np.unique(right[0].memory[0])) > 1
+
+
 def test_equal_numbers_have_one_label_and_known_ones_say_so():
     found = labels_of(values_of(lambda x, y: (jnp.stack([x, y + 0.0, x]), jnp.float32(3), jnp.ones(2)), 2))
     (x, y, again), three, ones = found

@@ -140,7 +140,12 @@ def _label_start(graph: Graph, key: jax.ShapeDtypeStruct) -> ValueClasses:
     """Labels the numbers of an environment's first state, or returns none if its reset cannot be lowered."""
     # Large arrays, which may stay in memory, get no labels, so they are left out here.
     few = lambda leaf: jnp.zeros(0, leaf.dtype) if is_too_large(leaf.shape) else leaf
-    begin = lambda key, index: [few(x) for x in to_raw(start_one(graph, jax.random.wrap_key_data(key), index))]
+
+    def begin(key: Any, index: Array) -> list[Any]:
+        # A memory may begin with numbers of Python.
+        start = jax.tree.map(jnp.asarray, start_one(graph, jax.random.wrap_key_data(key), index))
+        return [few(leaf) for leaf in to_raw(start)]
+
     try:
         labels = labels_of(lower_function(begin, (key, jax.ShapeDtypeStruct((), jnp.int32))).outputs)
     except CannotFuse:
