@@ -131,6 +131,24 @@ def test_a_copy_of_a_policy_acts_alike_and_remembers_on_its_own(recurrent, make)
     recurrent.reset()
 
 
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda seen: seen | {"goal": 4}, "the observation['goal'] is 4"),
+        (
+            lambda seen: seen | {"goal": np.array([0, -1])} | {"position": np.zeros((2, 2))},
+            "['goal'][1] is -1",
+        ),
+    ],
+)
+def test_a_category_outside_of_the_observation_space_is_refused(change, told):
+    policy = ppo("DictGoal-v0")
+    seen = {name: np.zeros(part.shape, part.dtype) for name, part in policy.observation_space.spaces.items()}
+    assert policy.action(seen) in policy.action_space
+    with raises("is-must-lie-between-and", told, "between 0 and 3"):
+        policy.action(change(seen))
+
+
 def test_a_pickled_policy_is_refused(cartpole):
     with raises("policy-cannot-be-pickled-because"):
         pickle.dumps(cartpole)

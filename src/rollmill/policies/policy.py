@@ -22,6 +22,7 @@ from rollmill.policies.action_distribution import ActionDistribution, action_dis
 from rollmill.policies.policy_arguments import (
     Shape,
     as_batch,
+    check_categories,
     check_finite,
     extra_input_struct,
     holds_jax,
@@ -185,7 +186,7 @@ class Policy:
 
         Raises:
             UsageError: an argument is missing, or has a wrong shape or dtype; or an observation or memory that is
-                not traced contains NaN or infinity.
+                not traced contains NaN, infinity, or a category that is not in the observation space.
         """
         key = key_or_seed(key, seed)
         if key is None and not deterministic:
@@ -350,6 +351,7 @@ class Policy:
             )
         own = _reshape_like("the memory", self._memory_struct, () if memory is None else memory, batch)
         check_finite("the observation", array)
+        check_categories("the observation", self.observation_space, array)
         check_finite("the memory", own)
         if position is not None and action_mask is not None:
             raise UsageError(

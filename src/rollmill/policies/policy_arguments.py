@@ -96,6 +96,44 @@ def check_finite(name: str, tree: PyTree) -> None:
         )
 
 
+def check_categories(name: str, space: spaces.Space, value: PyTree) -> None:
+    """Raises a `UsageError` with position and value if a category is not in its space. Skips traced arrays.
+
+    Networks would encode it as a vector of zeros. `value` has any number of leading axes.
+    """
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        for key, part in parts:
+            check_categories(f"{name}[{key!r}]", part, value[key])
+        return
+    limits = _category_limits(space)
+    if limits is None or isinstance(value, jax.core.Tracer):
+        return
+    low, high = limits
+    array = np.asarray(value)
+    outside = (array < low) | (array > high)
+    if outside.any():
+        place = np.argwhere(outside)[0].tolist()
+        least, most = (np.broadcast_to(bound, array.shape)[tuple(place)] for bound in (low, high))
+        raise UsageError(
+            f"{name}{place or ''} is {array[tuple(place)]}, which must lie between {least} and {most} in the "
+            "observation space."
+        )
+
+
+def _category_limits(space: spaces.Space) -> tuple[np.ndarray, np.ndarray] | None:
+    """Returns the lowest and the highest category of each element, or None for a space without categories."""
+    match space:
+        case spaces.Discrete():
+            return np.asarray(space.start), np.asarray(space.start + space.n - 1)
+        case spaces.MultiDiscrete():
+            low = np.asarray(space.start, np.int64)  # a space of bytes would add modulo 256
+            return low, low + space.nvec - 1
+        case spaces.MultiBinary():
+            return np.asarray(0), np.asarray(1)
+    return None
+
+
 def key_or_seed(key: Key | None, seed: Any) -> Key | None:
     """Returns the random key for a call that accepts either a key or a seed.
 
