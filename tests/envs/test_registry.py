@@ -103,6 +103,26 @@ def test_an_unknown_option_is_answered_with_the_known_ones(name, option, message
         envs.make(name, **{option: 2})
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "told"),
+    [
+        ("CraftaxClassic-v0", {"flat": "no"}, "flat='no'"),
+        ("CraftaxClassic-v0", {"always_diamond": 0}, "always_diamond=0"),
+        ("TagGridWorld-v0", {"use_full_observation": "off"}, "use_full_observation='off'"),
+        ("gymnasium:HalfCheetah-v5", {"exclude_current_positions_from_observation": "no"}, "observation='no'"),
+    ],
+)
+def test_a_flag_that_is_neither_true_nor_false_is_refused(name, options, told):
+    if "Cheetah" in name:
+        pytest.importorskip("mujoco")
+    with raises("must-be-true-or-false", name, told):
+        envs.make(name, **options)
+
+
+def test_flags_of_numpy_are_flags():
+    assert envs.make("CraftaxClassic-v0", flat=np.bool_(True)).observation_space.shape == (1345,)
+
+
 def test_options_of_gymnax_are_its_parameters_too():
     env = envs.make("gymnax:CartPole-v1", gravity=5, max_steps_in_episode=7)
     assert (env.params.gravity, env.params.max_steps_in_episode) == (5.0, 7)

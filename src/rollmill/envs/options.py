@@ -3,8 +3,10 @@
 import difflib
 import inspect
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from rollmill.core.errors import DataError, UsageError
 from rollmill.core.json_data import parse_json
@@ -53,6 +55,24 @@ def unknown_option(environment: str, option: str, known: Iterable[str]) -> Usage
     near = difflib.get_close_matches(option, names, n=1)
     suggestion = f"Did you mean {near[0]}? " if near else ""
     return UsageError(f"{environment} has no option {option!r}. {suggestion}Its options are {', '.join(names)}.")
+
+
+def check_flags(environment: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Raises a `UsageError` for an option that `function` annotates as `bool`, and that is neither true nor false.
+
+    Python treats any string other than the empty one as true, such as `no` in `--env-option flat=no`.
+    """
+    try:
+        parameters = inspect.signature(function).parameters
+    except ValueError:  # functions in C have no signature
+        return
+    for option, value in options.items():
+        is_flag = option in parameters and parameters[option].annotation in (bool, "bool")
+        if is_flag and not isinstance(value, bool | np.bool_):
+            raise UsageError(
+                f"{environment}: {option}={value!r} must be True or False. hint: on the command line, use "
+                f"--env-option {option}=true or --env-option {option}=false."
+            )
 
 
 def like(environment: str, option: str, value: Any, default: Any) -> Any:

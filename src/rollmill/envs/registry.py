@@ -19,7 +19,7 @@ from rollmill.core.registry import Registry
 from rollmill.core.types import NO_OPTIONS, Environment, HostEnvironment, Options
 from rollmill.envs.field_checks import check_declarations
 from rollmill.envs.numbers import number_names, with_numbers
-from rollmill.envs.options import keyword_names, takes_any, unknown_option
+from rollmill.envs.options import check_flags, keyword_names, takes_any, unknown_option
 from rollmill.gpus.memory_limit import limited_gpu_memory
 
 Factory = Callable[..., Environment | HostEnvironment]
@@ -129,11 +129,14 @@ def _make_named(name: str, options: dict[str, Any]) -> Environment | HostEnviron
     """Creates the environment with a name, without further transforms."""
     prefix, colon, adapter_id = name.partition(":")
     if colon:
-        return _set_name(_adapter(prefix)(adapter_id, **options), name, options)
+        adapter = _adapter(prefix)
+        check_flags(name, adapter, options)
+        return _set_name(adapter(adapter_id, **options), name, options)
     factory = _find(name)
     known = options.keys() if takes_any(factory) else options.keys() & set(keyword_names(factory))
     own = {option: value for option, value in options.items() if option in known}
     _check_arguments(name, factory, own)
+    check_flags(name, factory, own)
     env = _set_name(factory(**own), name, options)
     others = {option: value for option, value in options.items() if option not in known}
     _check_options(name, factory, env, others)

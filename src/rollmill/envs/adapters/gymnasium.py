@@ -1,8 +1,9 @@
 """`gymnasium:ID`: Gymnasium environments, Python objects on the host CPU."""
 
+import contextlib
 import copy
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any
 
@@ -14,7 +15,7 @@ from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.types import HostEnvironment
 from rollmill.envs.adapters import import_registering
 from rollmill.envs.host import batch_environment, host_environment
-from rollmill.envs.options import keyword_names, unknown_option
+from rollmill.envs.options import check_flags, keyword_names, unknown_option
 
 
 def make(
@@ -51,6 +52,7 @@ def make(
     reset_options = checked_reset_options(full_name, reset_options)
     if spec.entry_point is None and vectorization_mode is None:
         vectorization_mode = VectorizeMode.VECTOR_ENTRY_POINT.value
+    _check_flags(full_name, spec, options)
     if vectorization_mode is None:
         if autoreset_mode is not None:
             raise UsageError(
@@ -174,12 +176,25 @@ def _make_one(name: str, spec: EnvSpec, options: dict[str, Any]) -> gymnasium.En
         raise UsageError(f"gymnasium:{name}: {error}") from None
 
 
+def _check_flags(name: str, spec: EnvSpec, options: dict[str, Any]) -> None:
+    """Raises a `UsageError` for a string as the value of an option that is a `bool`."""
+    texts = {option: value for option, value in options.items() if isinstance(value, str)}
+    if texts and spec.entry_point is not None:
+        with contextlib.suppress(ImportError, AttributeError):  # creating the environment raises them again
+            check_flags(name, _creator(spec.entry_point), texts)
+
+
+def _creator(entry: str | Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function or class that creates an environment."""
+    return load_env_creator(entry) if isinstance(entry, str) else entry
+
+
 def _check_options(name: str, spec: EnvSpec, options: dict[str, Any], error: TypeError) -> None:
     """Raises a `UsageError` if the exception was about an unknown option."""
     entry = spec.entry_point
     if entry is None or "unexpected keyword argument" not in str(error):
         return
-    creator = load_env_creator(entry) if isinstance(entry, str) else entry
+    creator = _creator(entry)
     make_options = [name for name in keyword_names(gymnasium.make) if name not in ("id", "disable_env_checker")]
     known = [*keyword_names(creator), *make_options]
     for option in options:
