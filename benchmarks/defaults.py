@@ -175,7 +175,7 @@ ROWS = [
         for environment in ("MountainCar-v0", "MountainCarContinuous-v0")
         for options in ("", "--rnd-coef 1")
     ),
-    Row("ppo", "MountainCar-v0", 500_000, options="--rnd-coef 1 --gae-lambda 0.98 --gamma 0.995"),
+    Row("ppo", "MountainCar-v0", 500_000, options="--recipe mountain-car"),
     Row("sac", "MountainCarContinuous-v0", 50_000, options="--total-timesteps 50000"),
     Row("dqn", "MountainCar-v0", 500_000),
     *(

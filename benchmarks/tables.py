@@ -219,11 +219,13 @@ def defaults() -> str:
 
 
 VARIED = {
-    **{word: word for word in ("c51", "quantiles", "rainbow", "lunar-lander", "shared-torso", "gru")},
+    **{
+        word: word
+        for word in ("c51", "quantiles", "rainbow", "lunar-lander", "mountain-car", "shared-torso", "gru")
+    },
     "--no-normalize-observations": "raw observations",
     "--rnd-coef": "rnd",
     "--gamma 0.97": "gamma 0.97",
-    "--gamma 0.995": "gamma 0.995",
     "--transform keep:0,2": "hidden velocities",
     "--transform keep:0,1": "hidden velocities",
 }

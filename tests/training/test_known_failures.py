@@ -20,7 +20,8 @@ def test_environments_without_a_signal_are_named_with_a_way_out(algorithm, envir
     sizes = SMALL if algorithm == "ppo" else {}
     note = note_on_known_failure(getattr(rollmill, algorithm)(environment, **sizes))
     assert note is not None and note.startswith(f"note: {algorithm} is known to learn nothing on {environment}")
-    assert "hint: use ppo --rnd-coef 1" in note and "a reward that grows on the way" in note
+    remedy = "--recipe mountain-car" if environment == "MountainCar-v0" else "--rnd-coef 1"
+    assert f"hint: use ppo {remedy}" in note and "a reward that grows on the way" in note
 
 
 def test_values_of_thousands_are_named_with_options_that_scale_them():
@@ -43,6 +44,9 @@ def test_others_have_no_note():
     assert note_on_known_failure(rollmill.ppo("CartPole-v1", **SMALL)) is None
     assert note_on_known_failure(rollmill.ppo("MountainCar-v0", **SMALL, rnd_coef=1.0)) is None
     assert note_on_known_failure(rollmill.td3("MountainCarContinuous-v0")) is None
+    normalised = {"normalize_observations": True, "normalize_rewards": True}
+    assert note_on_known_failure(rollmill.ppo("MountainCar-v0", **SMALL, **normalised)) is None
+    assert note_on_known_failure(rollmill.ppo("MountainCarContinuous-v0", **SMALL, **normalised)) is not None
 
 
 def test_a_training_shows_the_note(tmp_path, capsys, monkeypatch):

@@ -38,6 +38,23 @@ def cartpole_two_cores() -> Recipe:
     return Recipe("ppo", "CartPole-v1", config, "CartPole-v1 in a few seconds on two cores")
 
 
+def mountain_car() -> Recipe:
+    """PPO on MountainCar-v0 in 500,000 steps.
+
+    As in RL Zoo (hyperparams/ppo.yml), 16 environments take 16 steps between updates, and observations and rewards
+    are normalised. A velocity, which is at most 0.07, then has the same influence as a position.
+    """
+    config = PPOConfig(
+        total_timesteps=500_000,
+        num_envs=16,
+        num_steps=16,
+        gae_lambda=0.98,
+        normalize_observations=True,
+        normalize_rewards=True,
+    )
+    return Recipe("ppo", "MountainCar-v0", config, "MountainCar-v0 in half a million steps")
+
+
 def a3c_cartpole() -> Recipe:
     """A3C on CartPole-v1, with settings that tolerate gradients from weights that are some updates old."""
     config = A3CConfig(
@@ -139,6 +156,7 @@ RECIPES = {
     "a3c-cartpole": a3c_cartpole,
     "cartpole-two-cores": cartpole_two_cores,
     "impala-cartpole": impala_cartpole,
+    "mountain-car": mountain_car,
     "rainbow": rainbow,
     "rejax-acrobot": rejax_acrobot,
     "rejax-cartpole": rejax_cartpole,

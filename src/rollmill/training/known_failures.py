@@ -14,6 +14,12 @@ WITHOUT_A_SIGNAL = {
 ON_POLICY = ("ppo", "a3c", "a2c", "impala")
 """Algorithms that explore only through the noise of their policies."""
 
+REMEDIES = {
+    "MountainCar-v0": "ppo --recipe mountain-car, which normalises observations and rewards",
+    "MountainCarContinuous-v0": "ppo --rnd-coef 1, which rewards rare observations",
+}
+"""What learns an environment without a signal."""
+
 FAILING = {"MountainCar-v0": (*ON_POLICY, "dqn"), "MountainCarContinuous-v0": (*ON_POLICY, "sac")}
 """Algorithms that learned nothing with their default settings (benchmarks/defaults.py)."""
 
@@ -41,14 +47,19 @@ def note_on_known_failure(graph: Graph) -> str | None:
             "in the thousands dominate the clipped gradients and leave almost nothing for the policy. hint: "
             "--normalize-values --norm-adv, or a3c, which has both"
         )
-    if algorithm not in FAILING.get(name, ()) or graph.settings["config"].get("rnd_coef"):
+    if algorithm not in FAILING.get(name, ()) or _explores(name, graph.settings["config"]):
         return None
     return (
         f"note: {algorithm} is known to learn nothing on {name}, because {WITHOUT_A_SIGNAL[name]}, and random "
-        "actions hardly ever reach it. hint: use ppo --rnd-coef 1, which rewards rare observations; --clone FILE, "
-        "a recording of a heuristic; or a reward that grows on the way to the goal, by a transform or in your own "
-        "environment"
+        f"actions hardly ever reach it. hint: use {REMEDIES[name]}; --clone FILE, a recording of a heuristic; or "
+        "a reward that grows on the way to the goal, by a transform or in your own environment"
     )
+
+
+def _explores(name: str, config: Mapping[str, Any]) -> bool:
+    """Returns whether options of PPO let it find the goal."""
+    is_normalised = config.get("normalize_observations") and config.get("normalize_rewards")
+    return bool(config.get("rnd_coef") or (is_normalised and name == "MountainCar-v0"))
 
 
 def _is_short_sighted(gamma: Any) -> bool:
