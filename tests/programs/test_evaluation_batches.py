@@ -29,6 +29,18 @@ def test_batches_begin_with_the_episodes_of_one_batch(trained, monkeypatch):
     assert len(set(map(tuple, (many.returns[:4], many.returns[4:8])))) == 2  # other episodes, not the same again
 
 
+def test_a_memory_may_begin_with_numbers_of_python(trained):
+    graph, weights = trained
+    act = graph.policy
+    counting = graph._replace(
+        start_memory=lambda: (0, False),
+        policy=lambda *args: act(*args)._replace(memory=(args[2][0] + 1, jnp.logical_not(args[2][1]))),
+    )
+    expected = evaluate(graph, weights, episodes=4, stochastic=True)
+    found = evaluate(counting, weights, episodes=4, stochastic=True)
+    np.testing.assert_array_equal(found.returns, expected.returns)
+
+
 def test_how_often_is_looked_changes_no_result(trained, monkeypatch):
     at_each_step = evaluate(*trained, episodes=6)
     monkeypatch.setattr(compiled, "LOOKS_AT_EACH_STEP", ())

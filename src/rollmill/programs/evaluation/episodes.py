@@ -98,7 +98,7 @@ def never_ends(count: int, episodes: int) -> UsageError:
 
 def start_memories(start_memory: Callable[[], Memory], count: int) -> Memory:
     """Returns the initial memories of a policy for `count` episodes, with leaves `[count, ...]`."""
-    return jax.tree.map(lambda leaf: jnp.repeat(leaf[None], count, axis=0), start_memory())
+    return jax.tree.map(lambda leaf: jnp.repeat(jnp.asarray(leaf)[None], count, axis=0), start_memory())
 
 
 def where_rows(condition: Bool[Array, " N"], chosen: PyTree, other: PyTree) -> PyTree:
