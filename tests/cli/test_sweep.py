@@ -119,6 +119,8 @@ def trial_process(run: Path) -> int | None:
             [*SHORT, "--over", "seed=0..1", "--group-seeds", "--fusion", "full"],
             "kernels with --fusion full support only one seed",
         ),
+        ([*SHORT, "--over", "run-dir=a,b"], "--run-dir has no effect, because each trial has a run of its own"),
+        ([*SHORT, "--over", "resume-if-exists=true"], "--resume-if-exists applies to a single run"),
         ([*SHORT, "--over", "seed=0..1", "--stop-early", "median"], "unknown way to stop early 'median'"),
         ([*SHORT, "--over", "seed=0..1", "--grace-steps", "5"], "have no effect without --stop-early asha"),
         ([*SHORT, "--over", "seed=0..1", *ASHA, "--grace-steps", "0"], "--grace-steps 0 must be at least 1"),

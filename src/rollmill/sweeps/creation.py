@@ -225,7 +225,10 @@ def _check_settings(request: TrainingRequest, axes: Sequence[Axis]) -> None:
         raise UsageError(
             f"--{twice} is given for all trials and also varied by --over {twice}. hint: leave one of them out."
         )
-    if "run_dir" in request.settings:
+    varied = {setting_name(axis.option) for axis in axes}
+    if "resume_if_exists" in varied:
+        refuse_resume_if_exists()
+    if "run_dir" in {*request.settings, *varied}:
         raise UsageError(
             "--run-dir has no effect, because each trial has a run of its own. hint: use --sweep-dir for the "
             "directory of the sweep."
