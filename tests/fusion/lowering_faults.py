@@ -259,7 +259,7 @@ def _(patch: Patch) -> None:
     patch.setattr(sorting, "_is_before", lambda ctx, one, other: ctx.apply("le", one[0], other[0]))
 
 
-replaced("a sort compares NaN", sorting, "_key", lambda ctx, array: array, "sort", "top_k")
+replaced("a sort compares NaN", sorting, "_key", lambda ctx, array, **kind: array, "sort", "top_k")
 
 
 @fault("a sort by several keys reads the last", "sort", "top_k")

@@ -34,6 +34,20 @@ def test_top_k_puts_nan_first_and_xla_puts_it_where_its_sign_says(dtype, way):
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_partition_has_each_element_once(dtype, way):
+    """It is one `top_k` of the array, and one of the negated array."""
+    x = jnp.array([[1, jnp.nan, 3, 2], [jnp.nan, jnp.nan, 0, -jnp.inf]], dtype)
+    for kth in range(4):
+        for function in (jnp.partition, jnp.argpartition, lambda x, kth: jnp.partition(-x, kth)):
+            ordered = lambda x, function=function, kth=kth: function(x, kth)
+            found, right = by_kernel(way, ordered, x), by_xla(ordered, x)
+            np.testing.assert_array_equal(found.astype(np.float32), right.astype(np.float32))
+    known = lambda x: jnp.argpartition(jnp.array([2, np.nan, 1], dtype), 1) + 0 * x[2].astype(jnp.int32)
+    np.testing.assert_array_equal(by_kernel(way, known, x), by_xla(known, x))
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_zero_divided_by_itself_has_all_bits(way):
     for dtype in INTEGERS:
         x = jnp.array([0, 1, 3, 0], dtype)

@@ -26,14 +26,17 @@ def _sort(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Va
 
 
 def _top_k(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
-    """Returns the greatest elements, with ties in their original order. NaN is greater than all."""
+    """Returns the greatest elements, with ties in their original order.
+
+    NaN is greater than all numbers. Negated, as by `jnp.partition`, it is less than all.
+    """
     axis, count = equation.params.get("axis", -1), equation.params["k"]
     array = ctx.scalars(values[0])
     numbers = np.array([ctx.constant(n, np.int32) for n in range(array.shape[axis])], object)
     shape = [1] * len(array.shape)
     shape[axis] = numbers.size
     order = ScalarArray(np.broadcast_to(numbers.reshape(shape), array.shape), np.dtype(np.int32))
-    key = _key(ctx, array)
+    key = _key(ctx, array, by_sign=True)
     turned = _map_nodes(key, lambda node: ctx.apply("not", node))
     kept = [slice(None)] * len(array.shape)
     kept[axis] = slice(0, count)
@@ -41,8 +44,11 @@ def _top_k(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[V
     return [ScalarArray(part.nodes[tuple(kept)], part.dtype) for part in found]
 
 
-def _key(ctx: Lowering, array: ScalarArray) -> ScalarArray:
-    """Integers in the order of an array's elements: NaN comes last, and both zeros are equal."""
+def _key(ctx: Lowering, array: ScalarArray, *, by_sign: bool = False) -> ScalarArray:
+    """Integers in the order of an array's elements: NaN comes last, and both zeros are equal.
+
+    With `by_sign`, elements that are NaN and negated come first.
+    """
     if array.dtype == np.bool_:
         return _map_nodes(array, lambda node: ctx.apply("convert", node, dtype=np.int32))
     if not is_float(array.dtype):
@@ -50,11 +56,18 @@ def _key(ctx: Lowering, array: ScalarArray) -> ScalarArray:
 
     def key(x: Node) -> Node:
         bits = ordered_bits(ctx, x)
-        zero, last = ctx.constant(0, bits.dtype), ctx.constant(np.iinfo(bits.dtype).max, bits.dtype)
+        limits = np.iinfo(bits.dtype)
+        zero = ctx.constant(0, bits.dtype)
+        last = ctx.constant(limits.min if by_sign and _is_negated(x) else limits.max, bits.dtype)
         is_zero, is_number = ctx.apply("eq", x, ctx.constant(0, x.dtype)), ctx.apply("eq", x, x)
         return ctx.apply("select", is_number, ctx.apply("select", is_zero, zero, bits), last)
 
     return _map_nodes(array, key)
+
+
+def _is_negated(node: Node) -> bool:
+    whole = node.operands[0] if node.op == "column" else node
+    return whole.op == "neg" or (node.op == "constant" and bool(np.signbit(node.value)))
 
 
 def _map_nodes(array: ScalarArray, change: Callable[[Node], Node]) -> ScalarArray:
