@@ -275,9 +275,9 @@ def test_each_worker_has_its_own_environment_before_jax_starts(supervise, launch
         job(worker_jobs.tells_environment, environment=devices),
         job(worker_jobs.tells_environment, group="learner", environment=wide),
     )
-    told = {
-        event.job.group: event.message.fields for event in all_events(supervisor) if isinstance(event, Received)
-    }
+    events = all_events(supervisor)
+    told = {event.job.group: event.message.fields for event in events if isinstance(event, Received)}
+    assert set(told) == {"actor", "learner"}, events
     assert (told["actor"]["devices"], told["actor"]["x64"], told["actor"]["ROLLMILL_TEST"]) == (3, False, "yes")
     assert (told["learner"]["devices"], told["learner"]["x64"], told["learner"]["ROLLMILL_TEST"]) == (
         1,
