@@ -6,8 +6,6 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from rollmill.core.errors import DataError, UsageError
 from rollmill.core.json_data import parse_json
 
@@ -68,7 +66,7 @@ def check_flags(environment: str, function: Callable[..., Any], options: Mapping
         return
     for option, value in options.items():
         is_flag = option in parameters and parameters[option].annotation in (bool, "bool")
-        if is_flag and not isinstance(value, bool | np.bool_):
+        if is_flag and not isinstance(value, bool):
             raise UsageError(
                 f"{environment}: {option}={value!r} must be True or False. hint: on the command line, use "
                 f"--env-option {option}=true or --env-option {option}=false."

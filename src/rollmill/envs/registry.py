@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import gymnasium
+import numpy as np
 from gymnasium.vector import VectorEnv
 
 from rollmill.core.errors import UsageError
@@ -112,6 +113,7 @@ def make(name: str, *, transforms: Sequence[str] = (), **options: Any) -> Enviro
         >>> env = rollmill.make("CartPole-v1", transforms=["frame-stack:3"])
     """
     names = _parse_names(transforms)
+    options = {option: bool(value) if isinstance(value, np.bool_) else value for option, value in options.items()}
     with limited_gpu_memory():  # an adapter may start the backend of JAX
         return _transform(_make_named(name, options), names)
 
