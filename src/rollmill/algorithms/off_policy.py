@@ -4,9 +4,10 @@ Shape letter: `N` samples of a minibatch.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 
 import equinox as eqx
@@ -55,6 +56,7 @@ from rollmill.dataflow import (
     Learner,
     Loops,
     Metrics,
+    PolicyOutputs,
     Reduce,
     Replay,
     Trajectory,
@@ -320,16 +322,24 @@ def off_policy_graph(
     name: str,
     parts: OffPolicyParts,
     *,
+    policy: Any,
+    greedy: Any,
+    start_learner: Callable[[Key], Learner],
+    weights: Callable[[Learner], PyTree[Array]],
+    gradients: Any,
+    update: Any,
+    report: Any,
+    hyperparameters: Mapping[str, float] = MappingProxyType({}),
     condition: Any = no_condition,
+    outputs: PolicyOutputs = PolicyOutputs(),  # noqa: B008 - immutable
     store: ExperienceStore | None = None,
     start_memory: Callable[[], Memory] = lambda: (),
-    **fields: Any,
 ) -> Graph:
     """Assembles the graph of an algorithm with a replay memory from the parts of `prepare_off_policy`.
 
     `policy` explores, and `greedy` is the deployed policy. The learner has a field `progress`, which is a
     `StepCounts`, and a field `hyperparameters` if there are any. `store` replaces `parts.replay`. By default, the
-    policy has no memory. All other arguments are further fields of `Graph`.
+    policy has no memory. The other arguments are fields of `Graph`.
     """
     return assemble_graph(
         name,
@@ -338,12 +348,20 @@ def off_policy_graph(
         parts.config,
         custom=parts.custom,
         loops=parts.loops,
+        policy=policy,
+        gradients=gradients,
+        update=update,
         start_memory=start_memory,
+        start_learner=start_learner,
+        weights=weights,
         prepare=partial(_count_steps, parts.loops.batch_size),
         condition=condition,
+        greedy=greedy,
         host=parts.host,
+        report=report,
         replay=store or parts.replay,
-        **fields,
+        outputs=outputs,
+        hyperparameters=hyperparameters,
     )
 
 
