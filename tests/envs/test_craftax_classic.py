@@ -20,7 +20,10 @@ EPISODES, STEPS = 200, 500
 """Size of the slow comparison with the package. With 500 and 1,000, it takes five minutes on two cores."""
 
 
-def test_episodes_are_those_that_the_package_recorded():
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+def test_episodes_are_those_that_the_package_recorded(backend, monkeypatch):
+    """With the operations for CPUs, and with those for GPUs."""
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
     states = reference.worlds(reference.EPISODES, 0)
     last, sums, _ = reference.play(reference.advance_ours, states, jax.random.key(1), reference.STEPS)
     recorded, played = json.loads(reference.RECORDED.read_text()), reference.summary(last, sums)

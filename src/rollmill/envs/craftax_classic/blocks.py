@@ -1,15 +1,17 @@
 """Blocks of the map of Craftax-Classic, the directions on it, and views of it.
 
-Positions are `[row, column]`, counted from the top left. Up decreases the row. Reductions over a few elements are
-written as single operations, because XLA would compute each reduction with a kernel of its own on a GPU.
+Positions are `[row, column]`, counted from the top left. Up decreases the row.
 """
 
 import functools
 import operator
+from collections.abc import Callable
 from enum import IntEnum
+from functools import partial
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int, UInt8
+from jaxtyping import Array, Bool, Int, Shaped, UInt8
 
 SIZE = 64
 """Rows and columns of the map."""
@@ -56,15 +58,31 @@ def is_solid(block: Int[Array, "..."]) -> Bool[Array, "..."]:
     return (_SOLID >> block) & 1 == 1
 
 
+def _reduce(
+    reduction: Callable[..., Array], operation: Callable[[Array, Array], Array], values: Shaped[Array, "N ..."]
+) -> Shaped[Array, "..."]:
+    """Reduces the first axis of a few values, by a reduction on CPUs and by single operations on GPUs.
+
+    On a GPU, XLA computes each reduction with a kernel of its own, but joins single operations with those around
+    them. On two CPU cores, rollouts with single operations are 0.7 times as fast.
+    """
+    if jax.default_backend() == "cpu":
+        return reduction(values, axis=0)
+    return functools.reduce(operation, (values[i] for i in range(len(values))))
+
+
+def _are_all(flags: Bool[Array, "N ..."]) -> Bool[Array, "..."]:
+    return _reduce(jnp.all, operator.and_, flags)
+
+
 def is_any(flags: Bool[Array, "N ..."]) -> Bool[Array, "..."]:
     """True if one of a few flags is True."""
-    return functools.reduce(operator.or_, (flags[i] for i in range(len(flags))))
+    return _reduce(jnp.any, operator.or_, flags)
 
 
 def is_inside(position: Position) -> Bool[Array, ""]:
     """True if the position is on the map."""
-    row, column = position[0], position[1]
-    return (row >= 0) & (row < SIZE) & (column >= 0) & (column < SIZE)
+    return _are_all((position >= 0) & (position < SIZE))
 
 
 def block_at(cells: Cells, position: Position) -> Int[Array, ""]:
@@ -90,17 +108,17 @@ def offset_towards(direction: Int[Array, ""]) -> Position:
 
 def are_at(positions: Int[Array, "N 2"], position: Position) -> Bool[Array, " N"]:
     """True for each of some positions that equals `position`."""
-    return (positions[:, 0] == position[0]) & (positions[:, 1] == position[1])
+    return _are_all((positions == position[None, :]).T)
 
 
 def is_same(one: Position, other: Position) -> Bool[Array, ""]:
     """True if two positions are equal."""
-    return (one[0] == other[0]) & (one[1] == other[1])
+    return _are_all(one == other)
 
 
 def distance(one: Position, other: Position) -> Int[Array, ""]:
     """Returns the Manhattan distance between two positions."""
-    return jnp.abs(one[0] - other[0]) + jnp.abs(one[1] - other[1])
+    return _reduce(partial(jnp.sum, dtype=jnp.int32), operator.add, jnp.abs(one - other))
 
 
 def view_around(cells: Cells, centre: Position, shape: tuple[int, int]) -> Int[Array, "rows columns"]:
