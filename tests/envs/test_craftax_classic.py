@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import rollmill
 from rollmill import envs
+from rollmill.dataflow import fingerprint
 from rollmill.envs.craftax_classic import environment, world
 from rollmill.envs.craftax_classic.blocks import Block
 from rollmill.envs.craftax_classic.state import CraftaxParams, replace
@@ -20,15 +22,23 @@ EPISODES, STEPS = 200, 500
 """Size of the slow comparison with the package. With 500 and 1,000, it takes five minutes on two cores."""
 
 
-@pytest.mark.parametrize("backend", ["cpu", "gpu"])
-def test_episodes_are_those_that_the_package_recorded(backend, monkeypatch):
-    """With the operations for CPUs, and with those for GPUs."""
-    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+@pytest.mark.parametrize("platform", ["cpu", "default"])
+def test_episodes_are_those_that_the_package_recorded(platform, monkeypatch):
+    """With the operations for CPUs, and with those for other platforms."""
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *inputs, **functions: functions[platform](*inputs))
     states = reference.worlds(reference.EPISODES, 0)
     last, sums, _ = reference.play(reference.advance_ours, states, jax.random.key(1), reference.STEPS)
     recorded, played = json.loads(reference.RECORDED.read_text()), reference.summary(last, sums)
     assert set(played) == set(recorded)
     assert [name for name in recorded if played[name] != recorded[name]] == []
+
+
+def test_a_run_is_the_same_program_on_every_platform(monkeypatch):
+    digests = set()
+    for platform in ("cpu", "gpu"):
+        monkeypatch.setattr(jax, "default_backend", lambda platform=platform: platform)
+        digests.add(fingerprint(rollmill.ppo(NAME, num_envs=4, num_steps=4, total_timesteps=16)))
+    assert len(digests) == 1
 
 
 @pytest.mark.slow

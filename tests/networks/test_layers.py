@@ -280,7 +280,9 @@ def test_wide_inputs_are_aligned_on_gpus_with_zeros_that_change_nothing(inputs, 
     layer, x = linear(KEY, inputs, 4), jax.random.normal(KEY, (inputs,))
     loss = lambda layer: jnp.sum(jnp.square(layer(x)))
     plain, plain_gradient = jax.value_and_grad(loss)(layer)
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    text = jax.jit(layer.__call__).trace(x).lower(lowering_platforms=("cuda",)).as_text()
+    assert f"tensor<{expected}x4xf32>" in text
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *inputs, cuda, default: cuda(*inputs))
     aligned, gradient = jax.value_and_grad(loss)(layer)
     (product,) = [eqn for eqn in jax.make_jaxpr(layer)(x).eqns if eqn.primitive.name == "dot_general"]
     assert product.invars[0].aval.shape == (expected,)

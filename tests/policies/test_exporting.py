@@ -5,6 +5,7 @@ import json
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -14,7 +15,7 @@ from untrained import REPLAY, SMALL, TINY, untrained
 
 import rollmill
 from rollmill.core.errors import CheckpointError, RollmillError, UsageError
-from rollmill.policies.exporting import metadata as described
+from rollmill.policies.exporting import metadata as described, onnx
 from rollmill.policies.exporting.example_inputs import situations
 from rollmill.policies.exporting.interface import exported_function
 from rollmill.policies.exporting.parity import _check_close, compare
@@ -207,6 +208,17 @@ def test_exported_actions_are_those_of_the_policy(name, format, tmp_path):
     expected |= {"gru": ["logits", "value", "next_memory.0", "next_memory.1"]}
     assert list(found) == ["action", *expected[name]]
     assert list(inputs) == ["observation", *(["memory.0", "memory.1"] if name == "gru" else [])]
+
+
+def test_operations_that_depend_on_the_platform_are_exported_to_onnx_as_for_cpus():
+    def function(x):
+        return (jax.lax.platform_dependent(x, cuda=lambda x: x * 2, default=lambda x: x + 1),)
+
+    x = np.array([1.0, 5.0], np.float32)
+    exported = SimpleNamespace(function=function, inputs=[SimpleNamespace(struct=x)])
+    simple = onnx.simplify_function(exported)
+    assert [equation.primitive.name for equation in jax.make_jaxpr(simple)(x).eqns] == ["add"]
+    np.testing.assert_array_equal(simple(x)[0], [2.0, 6.0])
 
 
 @pytest.mark.slow

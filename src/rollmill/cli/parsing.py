@@ -47,8 +47,8 @@ def parse_given(
     """Parses the arguments of a command, and also returns which options were given. Raises the errors of `parse`.
 
     `merge(under, given)` combines the values in `under` with those of the arguments. By default, the arguments
-    override them, by name. Messages refer to the command as `prog`. For an option
-    that the command does not have, they name the algorithms that have it, which `algorithms_with` returns.
+    override them, by name. Messages refer to the command as `prog`. For an option that the command does not have,
+    they name the algorithms that have it, which `algorithms_with` returns.
     """
     options = options_of(kind)
     if HELP & set(arguments):

@@ -17,8 +17,11 @@ FEW = 64
 """Maximum number of environments in a shard for which a draw is compared with every environment."""
 
 Draw: TypeAlias = Callable[..., tuple[Int[Array, " B"], Int[Array, " B"], Float[Array, " B"]]]
-"""`(key, rings of one shard, *, count) -> environments, steps or rows, importance weights`: chooses what is drawn
-from a shard. Environments are given by their positions in the shard."""
+"""Draws `count` samples from the rings of one shard: `(key, rings, *, count) -> environments, rows, weights`.
+
+The results are the positions of the environments in the shard, the stored steps or rows at which the samples
+begin, and importance weights.
+"""
 
 
 class RingRows(NamedTuple):

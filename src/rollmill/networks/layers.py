@@ -37,16 +37,18 @@ class Linear(eqx.Module):
 
     def __call__(self, x: Float[Array, " I"]) -> Float[Array, " O"]:
         """Maps one vector."""
-        x, weight = _align(x, self.weight)
-        return x @ weight + self.bias
+        is_aligned = x.size % ALIGNMENT == 0 or x.size <= MAX_UNALIGNED
+        product = jnp.matmul if is_aligned else _aligned_product
+        return product(x, self.weight) + self.bias
 
 
-def _align(x: Float[Array, " I"], weight: Float[Array, "I O"]) -> tuple[Float[Array, " J"], Float[Array, "J O"]]:
-    """Appends zeros to a wide input and to its weight on GPUs, if the size is not a multiple of `ALIGNMENT`."""
+def _aligned_product(x: Float[Array, " I"], weight: Float[Array, "I O"]) -> Float[Array, " O"]:
+    """Returns `x @ weight`. On GPUs, zeros are appended to both, up to a multiple of `ALIGNMENT`."""
     missing = -x.size % ALIGNMENT
-    if not missing or x.size <= MAX_UNALIGNED or jax.default_backend() != "gpu":
-        return x, weight
-    return jnp.concatenate([x, jnp.zeros(missing, x.dtype)]), jnp.pad(weight, ((0, missing), (0, 0)))
+    with_zeros = lambda x, weight: (
+        jnp.concatenate([x, jnp.zeros(missing, x.dtype)]) @ jnp.pad(weight, ((0, missing), (0, 0)))
+    )
+    return jax.lax.platform_dependent(x, weight, cuda=with_zeros, default=jnp.matmul)
 
 
 class Convolution(eqx.Module):

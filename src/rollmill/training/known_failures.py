@@ -18,7 +18,7 @@ REMEDIES = {
     "MountainCar-v0": "ppo --recipe mountain-car, which normalises observations and rewards",
     "MountainCarContinuous-v0": "ppo --rnd-coef 1, which rewards rare observations",
 }
-"""What learns an environment without a signal."""
+"""Commands that learn these environments, for hints."""
 
 FAILING = {"MountainCar-v0": (*ON_POLICY, "dqn"), "MountainCarContinuous-v0": (*ON_POLICY, "sac")}
 """Algorithms that learned nothing with their default settings (benchmarks/defaults.py)."""

@@ -66,9 +66,8 @@ def _reduce(
     On a GPU, XLA computes each reduction with a kernel of its own, but joins single operations with those around
     them. On two CPU cores, rollouts with single operations are 0.7 times as fast.
     """
-    if jax.default_backend() == "cpu":
-        return reduction(values, axis=0)
-    return functools.reduce(operation, (values[i] for i in range(len(values))))
+    single = lambda values: functools.reduce(operation, (values[i] for i in range(len(values))))
+    return jax.lax.platform_dependent(values, cpu=partial(reduction, axis=0), default=single)
 
 
 def _are_all(flags: Bool[Array, "N ..."]) -> Bool[Array, "..."]:

@@ -87,8 +87,8 @@ def run_onnx(data: bytes, exported: ExportedFunction) -> Run:
 def simplify_function(exported: ExportedFunction) -> Callable[..., tuple[Any, ...]]:
     """Returns a function of ONE observation that computes the results of `exported` with fewer operations.
 
-    Arrays without elements are left out of concatenations, because ONNX cannot reshape a batch of them. Calls are
-    inlined, and common subexpressions are computed once.
+    Arrays without elements are left out of concatenations, because ONNX cannot reshape a batch of them. Calls, and
+    choices between platforms, are inlined, and common subexpressions are computed once.
     """
     program = jax.make_jaxpr(exported.function)(*[each.struct for each in exported.inputs])
     return lambda *inputs: tuple(_evaluate(program.jaxpr, program.consts, inputs, {}))
@@ -106,12 +106,22 @@ def _evaluate(
         if name in CALLS:
             inner = equation.params[CALLS[name]]
             results = _evaluate(inner.jaxpr, inner.consts, operands, known)
+        elif name == "platform_index":
+            results = [_index_on_cpu(equation.params["platforms"])]
+        elif name == "cond" and equation.params["branches_platforms"] is not None:
+            chosen = equation.params["branches"][_index_on_cpu(equation.params["branches_platforms"])]
+            results = _evaluate(chosen.jaxpr, chosen.consts, operands[1:], known)
         elif name == "concatenate":
             results = [_concatenate(equation, operands)]
         else:
             results = _apply(equation, operands, known)
         values.update(zip(equation.outvars, results, strict=True))
     return [read(atom) for atom in program.outvars]
+
+
+def _index_on_cpu(platforms: Sequence[tuple[str, ...] | None]) -> int:
+    """Returns the index of the platforms that include the CPU. None stands for all platforms."""
+    return next(i for i, names in enumerate(platforms) if names is None or "cpu" in names)
 
 
 def _apply(equation: Any, operands: list[Any], known: dict[Any, list[Any]]) -> list[Any]:
