@@ -207,10 +207,7 @@ def _check_request(asked: NewSweep) -> None:
             f"--metric {asked.metric} is not supported with --group-seeds, which has one mean over the seeds of a "
             "program. hint: leave one of them out."
         )
-    if asked.stop_early is None and (asked.reduction_factor, asked.grace_steps) != (
-        None,
-        None,
-    ):
+    if asked.stop_early is None and (asked.reduction_factor, asked.grace_steps) != (None, None):
         raise UsageError(
             "--reduction-factor and --grace-steps have no effect without --stop-early asha. hint: add it, or "
             "leave them out."
