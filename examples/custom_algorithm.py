@@ -1,9 +1,9 @@
 r"""An algorithm, a network and an environment of your own, registered under names for all commands and processes.
 
-    PYTHONPATH=examples rollmill train decayed-ppo Reach-v0 --import custom_algorithm --network tiny \
+    rollmill train decayed-ppo Reach-v0 --import examples/custom_algorithm.py --network tiny \
         --weight-decay 0.01 --env-option speed=0.3 --distribution single-learner-coarse
 
-`rollmill list --import custom_algorithm` shows them.
+`rollmill list --import examples/custom_algorithm.py` shows them.
 """
 
 from dataclasses import dataclass

@@ -186,7 +186,7 @@ def test_commands_for_own_algorithms_find_their_modules_and_are_understood(tmp_p
     SweepDirectory.create(Path("runs/s"), SweepSpec(request, (listed_axis("seed", [0, 1]),), 2, ((0,), (1,))))
     answers = Answers(Path("runs"))
     answers.read()
-    own = "PYTHONPATH=. rollmill {} --import racing"
+    own = "rollmill {} --import racing.py"
     of_run, of_sweep = offered(answers, "a"), offered(answers, "s")
     assert of_run == [
         *(own.format(f"{name} runs/a") for name in ("resume", "evaluate", "render")),

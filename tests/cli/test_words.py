@@ -119,14 +119,11 @@ def test_algorithms_with_a_batch_size_keep_it():
 @pytest.mark.parametrize(
     ("path", "module", "folder"),
     [
-        ("./own_parts.py", "own_parts", "."),
-        ("own_parts.py", "own_parts", "."),
-        ("sub/own_parts.py", "own_parts", "sub"),
-        ("./package", "package", "."),
+        ("./own_parts", "own_parts", "."),
+        ("sub/own_parts", "own_parts", "sub"),
         ("package/", "package", "."),
-        ("package/__init__.py", "package", "."),
-        ("package/inner/parts.py", "package.inner.parts", "."),
-        ("/nowhere at all/own_parts.py", "own_parts", "'/nowhere at all'"),
+        ("package/inner/parts", "package.inner.parts", "."),
+        ("/nowhere at all/own_parts", "own_parts", "'/nowhere at all'"),
     ],
 )
 @pytest.mark.parametrize(

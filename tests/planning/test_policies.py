@@ -112,7 +112,7 @@ def test_a_function_of_ones_own_is_a_policy():
     [
         (
             "no_such_module:mine",
-            "cannot import 'no_such_module': ModuleNotFoundError: .*hint: run the command with PYTHONPATH",
+            "cannot import 'no_such_module': .*hint: name its file with --import DIRECTORY/no_such_module.py",
         ),
         (":mine", "cannot import '': ValueError"),
         (f"{__name__}:", "has no function ''"),

@@ -150,6 +150,7 @@ def _keep(given: dict[str, Any], form: _Form, shown: str, texts: list[str], *, e
         given[option.name] = form.on
         return
     value = read_value(shown, option.value_hint, texts)
+    value = value if option.arg.convert is None else option.arg.convert(value)
     given[option.name] = (*given.get(option.name, ()), value) if option.arg.repeated else value
 
 

@@ -6,7 +6,7 @@ precedence.
 
 import contextlib
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -148,11 +148,15 @@ class ConfigFile:
         if entry.value is None:
             return None
         if entry.name in REPEATED:
-            return tuple(_texts(entry.value))
+            return tuple(map(self._conversion(option), _texts(entry.value)))
         try:
             return option.coerce(entry.value, name=entry.key)
         except UsageError as error:
             raise UsageError(f"{self.path}: {error}{_hint(entry, option)}") from None
+
+    def _conversion(self, option: Option) -> Callable[[str], str]:
+        """Returns the conversion of one text. The file of a run has names of modules, but no paths."""
+        return str if self.is_of_run or option.arg.convert is None else option.arg.convert
 
 
 def read_config_file(path: Path) -> ConfigFile:

@@ -35,8 +35,8 @@ class Evaluate(PolicyOptions):
     """Play whole episodes with the policy of a run, or a match against another policy."""
 
     run: Annotated[RunPath, Arg(metavar="RUN", positional=True)]
-    """Directory of the run; random, which draws from the legal actions; or MODULE:FUNCTION, a JAX function (key,
-    observation, legal actions) -> action. The latter two play in the environment given by --env."""
+    """Directory of the run; random, which draws from the legal actions; or FILE.py:FUNCTION, a JAX function
+    (key, observation, legal actions) -> action. The latter two play in the environment given by --env."""
     episodes: int = 100
     """Number of episodes to play. A match needs an even number."""
     against: str | None = None

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from rollmill.core.errors import UsageError
+from rollmill.core.module_files import module_of_file
 from rollmill.core.options import Arg
 from rollmill.core.stored_paths import RunPath
 from rollmill.envs import parse_options
@@ -22,8 +23,12 @@ Imports: TypeAlias = Annotated[
     Arg(
         name="import",
         metavar="MODULE",
-        help="Module to import first, because it registers the environment, the network or the algorithm.",
+        help=(
+            "Module to import first, because it registers the environment, the network or the algorithm: a name, "
+            "or a file such as walk.py."
+        ),
         repeated=True,
+        convert=module_of_file,
     ),
 ]
 

@@ -5,7 +5,7 @@ import dataclasses
 import inspect
 import textwrap
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from itertools import pairwise
 from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -34,6 +34,8 @@ class Arg:
     """Whether the option is given once for each value."""
     only_on: bool = False
     """Whether the option is a flag without the form `--no-NAME`."""
+    convert: Callable[[Any], Any] | None = None
+    """Function that converts each value given on the command line or in an option file."""
 
 
 class Option(NamedTuple):

@@ -9,24 +9,43 @@ from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from rollmill.core.module_files import module_at
+
 
 def command(*words: str | Path, imports: Sequence[str] = ()) -> str:
     """Formats a `rollmill` command from its arguments, quoted for a shell.
 
-    Modules in `imports` become `--import` options, and the folders that contain them become `PYTHONPATH`.
+    Modules in `imports` become `--import` options. A module that is not installed is named by its file, or by its
+    name if this process was started with `PYTHONPATH`, which then precedes the command.
     """
-    options = [word for module in imports for word in ("--import", module)]
-    return _path_of(imports) + shlex.join(["rollmill", *map(str, words), *options])
+    path = _path_of(imports)
+    options = [word for module in imports for word in ("--import", module if path else _file_of(module) or module)]
+    return path + shlex.join(["rollmill", *map(str, words), *options])
 
 
 def _path_of(modules: Sequence[str]) -> str:
-    """Returns the `PYTHONPATH=...` by which another process finds imported modules, if it needs one."""
-    folders = [folder for folder in map(_folder_of, modules) if folder is not None and not _is_installed(folder)]
+    """Returns the `PYTHONPATH=...` by which another process finds imported modules, if this process has one."""
     given = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    folders = [folder for folder in map(_folder_of, modules) if folder is not None and not _is_installed(folder)]
+    if not given or not folders:
+        return ""
     known = {Path(entry).resolve() for entry in given}
     missing = ["." if folder == Path.cwd() else str(folder) for folder in folders if folder not in known]
-    path = os.pathsep.join(dict.fromkeys([*missing, *given])) if folders else ""
-    return f"PYTHONPATH={shlex.quote(path)} " if path else ""
+    return f"PYTHONPATH={shlex.quote(os.pathsep.join(dict.fromkeys([*missing, *given])))} "
+
+
+def _file_of(module: str) -> str | None:
+    """Returns the path of a module that is not installed, from the working directory if it is inside."""
+    folder = _folder_of(module)
+    if folder is None or _is_installed(folder):
+        return None
+    inner = folder.joinpath(*module.split("."))
+    file = next(
+        (path for path in (inner.with_name(f"{inner.name}.py"), inner / "__init__.py") if path.exists()), None
+    )
+    if file is None or module_at(str(file)).name != module:
+        return None
+    return str(file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file)
 
 
 def _folder_of(module: str) -> Path | None:

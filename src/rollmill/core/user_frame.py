@@ -13,6 +13,7 @@ from typing import NamedTuple
 import jax.extend
 
 from rollmill.core.errors import ContractError, RollmillError, first_line
+from rollmill.core.module_files import module_at
 
 _ROLLMILL = str(Path(__file__).parents[1]) + os.sep
 _PYTHON = tuple({sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -61,25 +62,27 @@ def failed_import(module: str, error: BaseException) -> str:
     here = next((path for path in (Path(f"{top}.py"), Path(top)) if os.path.exists(path)), None)
     if here is not None:
         return (
-            f"{cause} {here} is in the current directory, which Python does not search by default. Run the "
-            "command with PYTHONPATH=., as in `PYTHONPATH=. rollmill ...`."
+            f"{cause} {here} is in the current directory, which Python does not search by default. {_remedy(here)}"
         )
     return (
-        f"{cause} run the command with PYTHONPATH=DIRECTORY, the directory that contains {top}.py or the package "
-        f"{top}, or with PYTHONPATH=. in that directory."
+        f"{cause} name its file with --import DIRECTORY/{top}.py, or run the command with PYTHONPATH=DIRECTORY, "
+        f"the directory that contains {top}.py or the package {top}."
     )
+
+
+def _remedy(here: Path) -> str:
+    """Returns how to import a module in the current directory, which may be a file or a package."""
+    if here.suffix == ".py":
+        return f"Name the file with --import {here}."
+    return "Run the command with PYTHONPATH=., as in `PYTHONPATH=. rollmill ...`."
 
 
 def _path_for_module(text: str) -> str:
     """Returns how to import the module at a path: by its name, with its folder on `PYTHONPATH`."""
-    path = Path(text)
-    name = path.stem if path.suffix == ".py" else path.name
-    names, folder = [] if name == "__init__" else [name], path.parent
-    while not names or (folder / "__init__.py").is_file():
-        names, folder = [folder.resolve().name, *names], folder.parent
+    name, folder = module_at(text)
     return (
-        f"cannot import {text!r}: expected the name of a module, got a path. hint: write {'.'.join(names)}, and "
-        f"set PYTHONPATH={shlex.quote(str(folder))} for the command."
+        f"cannot import {text!r}: expected the name of a module, got a path. hint: write {name}, and set "
+        f"PYTHONPATH={shlex.quote(str(folder))} for the command."
     )
 
 

@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 from rollmill.core.bounds import Count, Range
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import GpuSharing
+from rollmill.core.module_files import function_of_file
+from rollmill.core.options import Arg
 from rollmill.core.schema import check_fields, coerce
 from rollmill.dataflow.partition import DeviceKind
 from rollmill.planning.plan import AllReduceOption, Place
@@ -40,9 +42,9 @@ class PlacementOptions:
 
     devices: Annotated[int, Range(0, finite=False), Range(high=MAX_REPLICAS)] = 1
     """Number of devices that share the environments. 0 uses all devices."""
-    distribution: str = "gpu-only"
+    distribution: Annotated[str, Arg(convert=function_of_file)] = "gpu-only"
     """Distribution policy, which determines the fragments of the algorithm that are placed together.
-    `rollmill plan` lists all policies."""
+    `rollmill plan` lists all policies. MODULE:FUNCTION or FILE.py:FUNCTION is a policy of your own."""
     place: Place | None = None
     """Where the groups run: in one program, in threads of this process, in processes of this host, in a mesh over
     several processes, or on a Ray cluster. Default: one program if possible, and processes otherwise."""

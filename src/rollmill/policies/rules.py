@@ -15,6 +15,7 @@ from rollmill.algorithms.fragments import host_functions
 from rollmill.core.contracts import Call, check_signature
 from rollmill.core.errors import ContractError, UsageError
 from rollmill.core.imports import ImportRefused, import_named
+from rollmill.core.module_files import function_of_file
 from rollmill.core.spaces import struct
 from rollmill.core.types import Action, Environment, HostEnvironment, Key, Memory, Observation
 from rollmill.core.user_frame import attribute_to_user_code, failed_import
@@ -27,11 +28,11 @@ all actions are legal."""
 
 _CALL = Call(("key", "observation", "legal_actions"))
 RANDOM = "random"
-_FUNCTION = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
+_FUNCTION = re.compile(r"(?:[^\W\d][\w.]*|.*\.py):[^\W\d]\w*")
 
 
 def names_rule(policy: str | PathLike[str]) -> bool:
-    """Returns whether a string specifies a function policy, as `random` or `MODULE:FUNCTION`.
+    """Returns whether a string specifies a function policy, as `random`, `MODULE:FUNCTION` or `FILE.py:FUNCTION`.
 
     A string that is also the path of an existing file or directory does not.
     """
@@ -56,8 +57,8 @@ def refuse_for_rule(policy: str | PathLike[str] | Rule, names: Sequence[str]) ->
 
 
 def find_rule(policy: str | PathLike[str] | Rule, env: Environment | HostEnvironment) -> Rule:
-    """Finds the function of a policy that is given as a function, as `MODULE:FUNCTION`, or as `random`, which
-    samples legal actions.
+    """Finds the function of a policy, given as a function, as `MODULE:FUNCTION`, as `FILE.py:FUNCTION`, or as
+    `random`, which samples legal actions.
 
     Raises a `UsageError` if the module cannot be imported, or has no such function, and a `ContractError` if the
     function takes other arguments.
@@ -67,7 +68,7 @@ def find_rule(policy: str | PathLike[str] | Rule, env: Environment | HostEnviron
         return policy
     if str(policy) == RANDOM:
         return lambda key, observation, mask: random_action(key, env, mask)
-    module, _, name = str(policy).partition(":")
+    module, _, name = function_of_file(str(policy)).partition(":")
     try:
         found = getattr(import_named(module), name, None)
     except ImportRefused:

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from rollmill.channels.errors import ConnectionLost
 from rollmill.channels.transport.connection import Connection
+from rollmill.core.child_processes import PATH
 from rollmill.core.interruption import CHECKPOINT_REQUEST, NOTICES
 from rollmill.core.process_tree import ON_LINUX, condition_of, count_threads, die_with, name_process
 
@@ -271,6 +272,8 @@ class _ForkingProcess:
         sys.stdin = os.fdopen(0, closefd=False)
         os.environ.clear()
         os.environ.update(environment)
+        added = [folder for folder in environment.get(PATH, "").split(os.pathsep) if folder not in ("", *sys.path)]
+        sys.path[:0] = added  # folders of modules that the command was given as files
         os.setsid()
         for number in (signal.SIGTERM, *NOTICES):
             signal.signal(number, signal.SIG_DFL)
