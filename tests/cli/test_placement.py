@@ -53,7 +53,12 @@ def refused(tmp_path, monkeypatch, capsys):
             "multiple of the other",
         ),
         (["--distribution", "central", "--workers", "0"], "workers=0 must be at least 1."),
-        (["--workers", "16"], "rollmill: workers=16 has no effect, because the distribution policy gpu-only"),
+        (
+            ["--workers", "16"],
+            "rollmill: workers=16 has no effect, because the distribution policy gpu-only uses learners, "
+            "asynchronous. hint: leave it out, or choose a distribution policy that uses workers: environments, "
+            "multi-learner, single-learner-fine.",
+        ),
         (["--host", "10.0.0.1"], "rollmill: host=10.0.0.1 has no effect with place=program"),
         (["--clip-coef", "-1"], "rollmill: clip_coef=-1.0 must be greater than 0 and finite."),
         (["--ent-coef", "nan"], "rollmill: ent_coef=nan must be at least 0 and finite."),

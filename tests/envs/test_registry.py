@@ -9,6 +9,7 @@ import pytest
 import rollmill
 from registries import restored
 from rollmill import envs
+from rollmill.core.errors import UsageError
 from rollmill.core.types import Environment
 from rollmill.envs import probes, registry
 from rollmill.runs.specification import describe
@@ -138,8 +139,23 @@ def test_unknown_names_offer_the_nearest():
 
 
 def test_unknown_prefixes_list_the_known():
-    with raises("unknown-environment-prefix-known", "'gym:'", "envpool:ID, gymnasium:ID"):
-        envs.make("gym:CartPole-v1")
+    with raises("unknown-environment-prefix-hint-for", "'elevator:'", "Known: ale:ID", "gymnasium:elevator:ID"):
+        envs.make("elevator:Elevator-v0")
+    with raises("unknown-environment-prefix-hint-for", "'gymnasum:'. Did you mean gymnasium:ID?"):
+        envs.make("gymnasum:CartPole-v1")
+
+
+@pytest.mark.parametrize("name", ["LunarLander-v3", "lunarlander-v3"])
+def test_an_environment_of_gymnasium_is_suggested_with_its_prefix(name):
+    with raises("unknown-name", f"{name!r}. Did you mean gymnasium:LunarLander-v3?", "--import FILE.py"):
+        envs.make(name)
+
+
+def test_a_module_that_an_environment_names_is_to_be_imported_by_its_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elevator_module.py").write_text("raise SystemExit('was imported')")
+    with pytest.raises(UsageError, match=r"gymnasium:elevator_module:E-v0: .*--import elevator_module\.py"):
+        envs.make("gymnasium:elevator_module:E-v0")
 
 
 def wrapped():

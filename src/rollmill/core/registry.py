@@ -58,15 +58,15 @@ class Registry(dict[str, T]):
         """Registers a part under a checked name, and records the modules whose import is calling this method."""
         self[name], self._origins[name] = part, modules_being_imported()
 
-    def find(self, name: str, *, hint: str) -> T:
+    def find(self, name: str, *, hint: str, meant: str | None = None) -> T:
         """Returns the entry registered as `name`. If a package offers it, the package's module is imported.
 
-        Raises a `UsageError` with `hint` and the nearest names if the name is unknown, or if its package cannot be
-        used.
+        Raises a `UsageError` with `hint`, and with `meant` or the nearest names, if the name is unknown, or if its
+        package cannot be used.
         """
         if name not in self and not self._load(name):
             known = {*self, *(plugin.name for plugin in plugins(self._kind))}
-            raise unknown_name(self._kind, name, known or ["none"], hint=hint)
+            raise unknown_name(self._kind, name, known or ["none"], hint=hint, meant=meant)
         return self[name]
 
     def has(self, name: str) -> bool:

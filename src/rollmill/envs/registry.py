@@ -15,7 +15,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from rollmill.core.errors import UsageError
+from rollmill.core.errors import UsageError, nearest_names
 from rollmill.core.registry import Registry
 from rollmill.core.types import NO_OPTIONS, Environment, HostEnvironment, Options
 from rollmill.envs.field_checks import check_declarations
@@ -146,8 +146,15 @@ def _make_named(name: str, options: dict[str, Any]) -> Environment | HostEnviron
 
 
 def _find(name: str) -> Factory:
-    hint = f"Others: {_prefixes()}. For one of your own: --import MODULE, or import it in Python."
-    return _import_factory(ENVIRONMENTS.find(name, hint=hint))
+    hint = f"Others: {_prefixes()}. For one of your own: --import FILE.py, or import it in Python."
+    return _import_factory(ENVIRONMENTS.find(name, hint=hint, meant=_named_by_gymnasium(name)))
+
+
+def _named_by_gymnasium(name: str) -> str | None:
+    """Returns `gymnasium:ID` if Gymnasium has an environment of this name and Rollmill has no version of it."""
+    same = next((known for known in gymnasium.registry if known.lower() == name.lower()), None)
+    kinds = {known.rpartition("-v")[0].lower() for known in ENVIRONMENTS}
+    return None if same is None or same.rpartition("-v")[0].lower() in kinds else f"gymnasium:{same}"
 
 
 def _import_factory(factory: Factory | str) -> Factory:
@@ -341,7 +348,12 @@ def _set_name(env: Any, name: str, options: dict[str, Any]) -> Environment | Hos
 
 def _adapter(prefix: str) -> Factory:
     if prefix not in _ADAPTERS:
-        raise UsageError(f"unknown environment prefix {prefix + ':'!r}. Known: {_prefixes()}.")
+        near = [f"{known}:ID" for known in nearest_names(prefix, _ADAPTERS)]
+        advice = f"Did you mean {near[0]}?" if near else f"Known: {_prefixes()}."
+        raise UsageError(
+            f"unknown environment prefix {prefix + ':'!r}. {advice} hint: for an environment that the module "
+            f"{prefix!r} registers with Gymnasium, write gymnasium:{prefix}:ID."
+        )
     return importlib.import_module(_ADAPTERS[prefix]).make
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from rollmill.core.errors import UsageError
 from rollmill.core.membership import HOSTS, read_membership
 from rollmill.dataflow import Graph, Partition, flow
-from rollmill.planning.distribution import find_distribution
+from rollmill.planning.distribution import distributions_with, find_distribution
 from rollmill.planning.placement import COUNTS, ActorDevice, Counts, PlacementOptions
 from rollmill.planning.plan import Place, Plan, PlanSettings, read_plan
 
@@ -106,8 +106,8 @@ def _partition(graph: Graph, options: PlacementOptions) -> Partition:
             used = ", ".join(count for count in COUNTS if count in counts.used) or "no counts"
             raise UsageError(
                 f"{name}={given[name]} has no effect, because the distribution policy {options.distribution} "
-                f"uses {used}. hint: leave it out, or choose another distribution policy. `rollmill plan` lists "
-                "the policies."
+                f"uses {used}. hint: leave it out, or choose a distribution policy that uses {name}: "
+                f"{', '.join(distributions_with(name))}."
             )
     return partition
 

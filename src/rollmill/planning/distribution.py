@@ -125,6 +125,17 @@ def list_distributions() -> dict[str, str]:
     return {name: (policy.__doc__ or "").partition("\n")[0] for name, policy in _POLICIES.items()}
 
 
+def distributions_with(count: str) -> list[str]:
+    """Returns the built-in distribution policies that read a field of `Counts`, such as `workers`."""
+    names = []
+    for name, policy in _POLICIES.items():
+        counts = Counts()
+        policy(counts)
+        if count in counts.used:
+            names.append(name)
+    return names
+
+
 def find_distribution(name: str) -> DistributionPolicy:
     """Returns the distribution policy `name`. Raises a `UsageError` if there is no such policy."""
     if ":" in name:

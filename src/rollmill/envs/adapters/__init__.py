@@ -8,6 +8,7 @@ from types import ModuleType
 from rollmill.core.errors import UsageError
 from rollmill.core.imports import import_named
 from rollmill.core.installation import install_command
+from rollmill.core.user_frame import failed_import
 from rollmill.gpus.jax_settings import standard_promotion
 
 
@@ -31,4 +32,4 @@ def import_registering(module: str, environment: str) -> None:
     try:
         import_named(module)
     except ImportError as error:
-        raise UsageError(f"{environment}: the module {module!r} cannot be imported: {error}.") from None
+        raise UsageError(f"{environment}: {failed_import(module, error)}") from None
