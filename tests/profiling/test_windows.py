@@ -226,6 +226,18 @@ def test_windows_that_are_not_read_tell_the_cost_of_events_too(monkeypatch: pyte
         assert pair.profiled / pair.unprofiled == pytest.approx(RECORDED / USUAL, rel=0.02)
 
 
+def test_long_iterations_leave_windows_out_that_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        windows_module, "LONG_SECONDS", 0.1
+    )  # a pair of windows takes 0.74 s, 0.7 s of them as asked
+    usual = trained(monkeypatch, begun=0.0, ended=0.02, unread=3)
+    assert (len(usual.recorded), usual.left_out) == (8, 0)
+    monkeypatch.setattr(windows_module, "LONG_SECONDS", 0.01)
+    found = trained(monkeypatch, begun=0.0, ended=0.02, unread=3)
+    assert (len(found.profiled), len(found.recorded), len(found.plain)) == (2, 2, 3)
+    assert (found.left_out, found.planned) == (6, 2)
+
+
 @pytest.mark.parametrize("unread", [0, 2])
 def test_windows_begin_after_all_workers_have_ended_their_recordings(
     monkeypatch: pytest.MonkeyPatch, unread: int

@@ -110,6 +110,11 @@ def _notes(prepared: PreparedTraining, windows: Windows) -> Iterator[str]:
     """Returns notes on missing or imprecise parts of a profile."""
     if not windows.done:
         yield f"Training ended after {len(windows.recorded)} of {windows.planned} windows with the profiler."
+    if windows.left_out:
+        yield (
+            f"{windows.left_out} further windows with the profiler were left out, because iterations are long. "
+            "They would lower the error of the profiler's correction."
+        )
     if len(windows.profiled) == 1:
         yield "Operations come from a single window, so their shares are rough."
     if windows.incomplete:

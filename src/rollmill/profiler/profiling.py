@@ -38,7 +38,8 @@ class ProfileOptions:
     """Number of time windows with the profiler. Each is preceded and followed by a window without it."""
     unread_windows: Annotated[int, Range(0, 1000)] = 4
     """Number of further windows with the profiler after each of these. Their events are not read. They only
-    measure the duration of an iteration and, on a GPU, how long the GPU waits."""
+    measure the duration of an iteration and, on a GPU, how long the GPU waits. Long
+    iterations leave them out."""
     window_seconds: Annotated[float, Range(0.05, 600)] = 0.5
     """Shortest duration of a window without the profiler."""
     profiled_seconds: Annotated[float, Range(0.01, 60)] = 0.3

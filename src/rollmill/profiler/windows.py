@@ -30,6 +30,9 @@ SETTLE_SECONDS = 0.3
 """Seconds in no window after a recording begins in workers, and after it ends in workers or accelerators."""
 SLOWED = 1.5
 """Factor by which iterations are slower than usual if a run may not have reached its steady speed yet."""
+LONG_SECONDS = 8.0
+"""If a pair of windows takes this much longer than asked for, windows whose events are not read are left out.
+Pairs of short iterations take up to five seconds longer on a GPU, which builds CUDA graphs again."""
 MAX_SLOWED_SECONDS = 0.9
 """Seconds of recording after which such a slow run is considered slow because of the recording."""
 REPLY_SECONDS, FORGET_SECONDS = 300.0, 30.0
@@ -162,6 +165,8 @@ class Windows:
         """All windows with the profiler."""
         self.incomplete: list[ProfiledWindow] = []
         """Windows without the recordings of some workers, which count for nothing."""
+        self.left_out = 0
+        """Number of windows that were left out, because iterations are long."""
         self.done = False
         self._usual = 0.0
         """Nanoseconds of an iteration without the profiler, once the training has come to its speed."""
@@ -219,7 +224,7 @@ class Windows:
     @property
     def planned(self) -> int:
         """Number of windows with the profiler if training does not end earlier."""
-        return self._count * (1 + self._unread)
+        return self._count * (1 + self._unread) - self.left_out
 
     @property
     def lost_workers(self) -> list[str]:
@@ -264,19 +269,26 @@ class Windows:
         # The first recording of a process takes longer, especially on a GPU, so it is not counted.
         yield from self._profile_window(FIRST_RECORDING_SECONDS)
         begin = yield from self._regain_speed()
-        for number in range(self.planned):
-            first, rest = divmod(number, 1 + self._unread)
-            if not rest:
-                self._show(f"window {first + 1} of {self._count}")
-            plain = yield from self._plain_window(begin)
-            window = yield from self._profile_window(self._profiled_seconds, read=not rest)
-            if window.missing:
-                self.incomplete.append(window)
-            else:
-                self._unprofiled.append(plain)
-                self.recorded.append(window)
-            begin = yield from self._regain_speed()
+        for number in range(self._count):
+            self._show(f"window {number + 1} of {self._count}")
+            for rest in range(1 + self._unread):
+                started = begin.now
+                begin = yield from self._pair_of_windows(begin, read=not rest)
+                if begin.now - started > 1e9 * (LONG_SECONDS + self._seconds + self._profiled_seconds):
+                    self.left_out += self._unread - rest
+                    break
         self._unprofiled.append((yield from self._plain_window(begin)))
+
+    def _pair_of_windows(self, begin: ReportedProgress, *, read: bool) -> Steps[ReportedProgress]:
+        """Measures a window without the profiler and one with it, and returns when the next window can begin."""
+        plain = yield from self._plain_window(begin)
+        window = yield from self._profile_window(self._profiled_seconds, read=read)
+        if window.missing:
+            self.incomplete.append(window)
+        else:
+            self._unprofiled.append(plain)
+            self.recorded.append(window)
+        return (yield from self._regain_speed())
 
     def _warm_up(self) -> Steps[None]:
         """Waits until the training learns and has come to its speed."""
