@@ -1,9 +1,14 @@
 """Which trials of a sweep share a program."""
 
+from dataclasses import dataclass, fields
+
 import pytest
 
+import rollmill
+from registries import restored
 from rollmill.core.errors import UsageError
 from rollmill.programs.memory_needs import replay_size
+from rollmill.runs.algorithms import ALGORITHMS
 from rollmill.sweeps.directory import SweepDirectory
 from rollmill.sweeps.search_space import listed_axis
 from rollmill.sweeps.shared_programs import MAX_TRIALS, num_programs, trials_together
@@ -22,7 +27,7 @@ SETTINGS = {
 }
 
 
-def sweep_over(root, settings=(), environment="CartPole-v1", **values):
+def sweep_over(root, settings=(), environment="CartPole-v1", algorithm="ppo", **values):
     """A sweep over all combinations of values."""
     axes = tuple(
         listed_axis(option if "." in option else option.replace("_", "-"), list(listed))
@@ -31,7 +36,7 @@ def sweep_over(root, settings=(), environment="CartPole-v1", **values):
     points = [()]
     for listed in values.values():
         points = [(*point, value) for point in points for value in listed]
-    request = TrainingRequest("ppo", environment, {**SETTINGS, **dict(settings)})
+    request = TrainingRequest(algorithm, environment, {**SETTINGS, **dict(settings)})
     return SweepDirectory.create(root, SweepSpec(request, axes, len(points), tuple(points)))
 
 
@@ -74,6 +79,37 @@ def test_the_discount_factor_of_normalised_rewards_keeps_trials_apart(tmp_path):
     requests = [TrainingRequest("ppo", "CartPole-v1", {**settings, "gamma": gamma}) for gamma in (0.9, 0.99)]
     with raises("trainings-differ-in-cannot-share", "gamma"):
         train_population(requests)
+
+
+@dataclass(frozen=True)
+class OwnConfig(rollmill.PPOConfig):
+    own_weight: float = 1.0
+    """A number that the functions of the algorithm read from the configuration."""
+
+
+def own_ppo(env, config):
+    """PPO with a hyperparameter of its own."""
+    plain = {field.name: getattr(config, field.name) for field in fields(rollmill.PPOConfig)}
+    return rollmill.ppo(env, rollmill.PPOConfig(**plain))
+
+
+def test_trials_of_an_own_algorithm_share_a_program_if_its_learner_holds_what_differs(tmp_path):
+    with restored(ALGORITHMS):
+        rollmill.register_algorithm("own-ppo", own_ppo, OwnConfig)
+        by_own = sweep_over(tmp_path / "own", algorithm="own-ppo", own_weight=[0.5, 2.0])
+        assert names_together(by_own) == [] and num_programs(by_own, by_own.trials(), ()) == 2
+        by_rate = sweep_over(tmp_path / "rate", algorithm="own-ppo", learning_rate=[1e-3, 2e-3], seed=[0, 1])
+        assert names_together(by_rate) == ["0", "1", "2", "3"]
+
+
+def test_an_own_algorithm_that_fails_is_left_to_its_trials(tmp_path):
+    def fails(env, config):
+        raise RuntimeError("cannot be built")
+
+    with restored(ALGORITHMS):
+        rollmill.register_algorithm("own-fails", fails, OwnConfig)
+        sweep = sweep_over(tmp_path / "own", algorithm="own-fails", own_weight=[0.5, 2.0])
+        assert names_together(sweep) == ["0", "1"]
 
 
 def test_trials_with_other_ends_of_schedules_share_a_program(tmp_path):

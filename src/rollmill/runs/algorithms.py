@@ -77,7 +77,7 @@ def find_algorithm(name: str) -> Algorithm | BuiltInAlgorithm:
 
     Raises a `UsageError` with the nearest names if there is none, or if its package cannot be used.
     """
-    hint = "For an algorithm of your own, add --import MODULE, the module that calls rollmill.register_algorithm."
+    hint = "For an algorithm of your own, add --import FILE.py, the file that calls rollmill.register_algorithm."
     return ALGORITHMS.find(name, hint=hint)
 
 

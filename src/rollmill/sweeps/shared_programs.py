@@ -12,11 +12,13 @@ from rollmill.core.errors import UsageError
 from rollmill.core.schedules import parse_schedule
 from rollmill.core.types import Environment, HostEnvironment
 from rollmill.envs import is_on_host, make
+from rollmill.gpus.memory_limit import limited_gpu_memory
 from rollmill.hooks.tracking import ONE_OF_A_PROCESS
+from rollmill.runs.algorithms import ALGORITHMS, find_algorithm
 from rollmill.runs.options import RunOptions
 from rollmill.sweeps.directory import SweepDirectory
 from rollmill.sweeps.spec import Trial
-from rollmill.training.request import TrainingRequest, with_types
+from rollmill.training.request import ResolvedRequest, TrainingRequest, with_types
 
 Together: TypeAlias = Literal["auto", "off"]
 """Policy for sharing programs between trials: `auto` or `off`."""
@@ -97,12 +99,38 @@ def needs_own_process(options: RunOptions) -> bool:
 
 def _constants(trial: Trial) -> tuple[Any, ...]:
     """Returns what has to be equal in trials that share a program."""
-    request, config = trial.request, with_types(trial.request).config
-    shapes = {name: shape for name in request.settings if (shape := _shape(config, name)) is not None}
+    resolved = with_types(trial.request)
+    request, held = trial.request, _held_by_learner(resolved)
+    names = [name for name in request.settings if held is None or name in held]
+    shapes = {name: shape for name in names if (shape := _shape(resolved.config, name)) is not None}
     settings = {name: value for name, value in request.settings.items() if name not in shapes.keys() | {"seed"}}
     numbers = _environment_numbers(request)
     options = {name: value for name, value in request.environment_options.items() if name not in numbers}
     return request.algorithm, request.environment, settings, shapes, numbers, options
+
+
+def _held_by_learner(resolved: ResolvedRequest) -> Collection[str] | None:
+    """Returns the hyperparameters that the learner of the user's own algorithm holds as data.
+
+    Returns None for a built-in algorithm, where `static_fields` are the others, and if the graph cannot be built,
+    which the trials will report.
+    """
+    request = resolved.request
+    if ALGORITHMS.is_built_in(request.algorithm):
+        return None
+    algorithm = find_algorithm(request.algorithm)
+    key = (algorithm, request.environment, repr(sorted(request.environment_options.items())))
+    if key not in _held:
+        try:
+            with limited_gpu_memory():
+                _held[key] = frozenset(resolved.graph().hyperparameters)
+        except Exception:  # the user's algorithm may raise anything
+            _held[key] = None
+    return _held[key]
+
+
+_held: dict[tuple[Any, ...], frozenset[str] | None] = {}
+"""Results of `_held_by_learner`, by algorithm and environment."""
 
 
 def _shape(config: Any, name: str) -> str | None:
