@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from recorded_runs import recorded
 from rollmill.gpus.machine_parts import share_of_cores
 from wordings import raises
 
@@ -154,12 +155,41 @@ def test_modules_of_the_user_are_found_but_not_imported(tmp_path, monkeypatch):
         sweep_creation.create_sweep(named)
 
 
+def test_a_sweep_ends_with_commands_for_its_best_trial(tmp_path, monkeypatch, capsys):
+    from rollmill.cli import sweep as command
+    from rollmill.sweeps.directory import SweepDirectory
+    from rollmill.sweeps.halving import HalvingRule
+    from rollmill.sweeps.search_space import listed_axis
+    from rollmill.sweeps.spec import SweepSpec
+    from rollmill.training.request import TrainingRequest
+
+    monkeypatch.chdir(tmp_path)
+    axes = (listed_axis("learning-rate", [1e-3, 1e-2]), listed_axis("seed", [0, 4]))
+    points = tuple((rate, seed) for rate in (1e-3, 1e-2) for seed in (0, 4))
+    spec = SweepSpec(TrainingRequest("ppo", "CartPole-v1"), axes, 4, points, early_stopping=HalvingRule(100, 3))
+    made = SweepDirectory.create(Path("rates"), spec)
+    monkeypatch.setattr(command, "run_sweep", lambda sweep, **how: 0)
+    assert command.run(["--resume", "rates"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "report: rates/report.html", "no trial has a result"
+    for trial, final in zip(made.trials(), (10.0, 10.0, 20.0, 30.0), strict=True):
+        recorded(made.run(trial).root, num_seeds=1, summary={"status": "finished", "final_return": final})
+    assert command.run(["--resume", "rates"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[1].split()[:6] == ["trial", "learning-rate", "seed", "status", "final_return", "env_steps"]
+    assert printed[-3:] == [
+        "report: rates/report.html",
+        "evaluate the best trial: rollmill evaluate rates/trials/3",
+        "train its options with another seed: rollmill train --config rates/trials/3/config.json --seed 5",
+    ]
+
+
 def test_a_file_of_options_holds_for_all_trials(tmp_path, monkeypatch):
     from rollmill.cli import sweep as command
 
     made = []
     monkeypatch.setattr(command, "run_sweep", lambda sweep, **how: made.append(sweep) or 0)
     monkeypatch.setattr(command, "_print_table", lambda sweep, metric: None)
+    monkeypatch.setattr(command, "_print_best", lambda sweep, metric: None)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "options.toml").write_text('environment = "CartPole-v1"\nnum-envs = 4')
     axes = ["--over", "seed=0..1", "--over", "network.hidden-sizes=4 4,16"]

@@ -159,7 +159,37 @@ def test_a_value_that_is_none_is_refused(words, message):
             "train ppo CartPole-v1 --network.convolutions 1",
             "--network.convolutions takes 3 values, got 1.",
         ),
-        ("train ppo CartPole-v1 --quiet=true", "--quiet is a switch and takes no value. hint: leave out =true."),
+        (
+            "train ppo CartPole-v1 --quiet=true",
+            "--quiet is a switch and takes no value, got true. hint: write --quiet.",
+        ),
+        (
+            "train ppo CartPole-v1 --norm-adv False",
+            "--norm-adv is a switch and takes no value, got False. hint: write --no-norm-adv.",
+        ),
+        (
+            "train ppo CartPole-v1 --no-norm-adv false",
+            "--no-norm-adv is a switch and takes no value, got false. hint: write --norm-adv.",
+        ),
+        (
+            "train ppo CartPole-v1 --norm-adv=1",
+            "--norm-adv is a switch and takes no value, got 1. hint: write --norm-adv or --no-norm-adv.",
+        ),
+        ("resume run --trust=false", "--trust is a switch and takes no value, got false. hint: leave it out."),
+        (
+            "resume run --total-timesteps 9",
+            "unknown option --total-timesteps. --set total_timesteps=VALUE changes",
+        ),
+        (
+            "train CartPole-v1 ppo --seed 1",
+            "the algorithm comes before the environment: rollmill train ppo CartPole-v1",
+        ),
+        (
+            "train ppo CartPole-v1 --env-id CartPole-v1",
+            "unknown option --env-id. The environment follows the algorithm",
+        ),
+        ("sweep ppo CartPole-v1 --device cpu", "unknown option --device. JAX uses a GPU if there is one."),
+        ("evaluate run --device cpu", "unknown option --device. `rollmill evaluate --help` lists the options."),
     ],
 )
 def test_an_error_is_one_sentence_of_the_command(words, message, capsys):

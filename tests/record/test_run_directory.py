@@ -125,6 +125,13 @@ def test_opening_offers_the_runs_beside(tmp_path):
     assert caught.value.exit_code == 2
 
 
+def test_the_directory_of_a_sweep_is_no_run(tmp_path):
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep/sweep.json").write_text("{}")
+    with raises("is-directory-sweep-not-run", f"{tmp_path}/sweep/trials", "rollmill sweep --resume"):
+        RunDirectory.open(tmp_path / "sweep")
+
+
 @pytest.mark.parametrize("content", [b"", b'{"a": ', b"[1]", b"\xff\xfe"])
 def test_a_damaged_configuration_is_named(tmp_path, content):
     run = create(tmp_path / "run")

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from rollmill.core.errors import UsageError
 from rollmill.core.options import Option
-from rollmill.core.setting_names import named_like, note_on
+from rollmill.core.setting_names import ELSEWHERE, named_like, note_on
 from rollmill.core.text_values import read_value
 
 
@@ -62,8 +62,10 @@ def read_words(
             if strict:
                 raise unknown_option(name, forms, prog=prog, algorithms_with=algorithms_with)
             continue
+        if form.option.is_flag and (equals or (rest and rest[0].lower() in SWITCH_VALUES)):
+            raise _switch_with_value(form, value if equals else rest[0])
         texts = [value] if equals else _take_value(rest, form.option.count)
-        _keep(given, form, name, texts, equals=bool(equals))
+        _keep(given, form, name, texts)
     return ParsedWords(given, positional)
 
 
@@ -102,6 +104,10 @@ SHORT = {
 """Options that other programs abbreviate by one letter."""
 
 
+TRAINS, SETS = "num-seeds", "set"
+"""Options of all commands that begin a training, and of the command that changes hyperparameters of a run."""
+
+
 def unknown_option(
     name: str,
     known: Iterable[str],
@@ -120,12 +126,19 @@ def unknown_option(
     if (note := note_on(name, known)) is not None:
         return UsageError(f"unknown option {name}. --{note}")
     plain = name.lstrip("-").replace("_", "-").lower()
+    if TRAINS in known and (advice := ELSEWHERE.get(plain.replace("-", "_"))) is not None:
+        return UsageError(f"unknown option {name}. {advice}")
     if algorithms := algorithms_with(plain):
         return UsageError(
             f"unknown option {name}. It is an option of {', '.join(algorithms)}. `{prog} --help` lists the "
             "options."
         )
     near = [f"--{option}" for option in options_like(name.lstrip("-"), known)]
+    if SETS in known and not near:
+        return UsageError(
+            f"unknown option {name}. --{SETS} {plain.replace('-', '_')}=VALUE changes a hyperparameter, and "
+            f"`{prog} --help` lists the options."
+        )
     suggestion = f"Did you mean {' or '.join(near)}?" if near else f"`{prog} --help` lists the options."
     return UsageError(f"unknown option {name}. {suggestion}")
 
@@ -141,12 +154,25 @@ def options_like(name: str, known: Iterable[str]) -> list[str]:
     return ending or difflib.get_close_matches(plain, sorted(names), n=1, cutoff=0.6)
 
 
-def _keep(given: dict[str, Any], form: _Form, shown: str, texts: list[str], *, equals: bool) -> None:
+SWITCH_VALUES = {"true": True, "false": False}
+
+
+def _switch_with_value(form: _Form, value: str) -> UsageError:
+    """Returns an error about a value for an option that takes none. It names the options to write instead."""
+    option, given = form.option, SWITCH_VALUES.get(value.lower())
+    names = {True: option.shown, False: f"--{option.negated}" if option.negated else None}
+    wanted = list(names.values()) if given is None else [names[given == form.on]]
+    write = " or ".join(name for name in wanted if name is not None)
+    return UsageError(
+        f"{names[form.on]} is a switch and takes no value, got {value}. hint: "
+        f"{f'write {write}' if write else 'leave it out'}."
+    )
+
+
+def _keep(given: dict[str, Any], form: _Form, shown: str, texts: list[str]) -> None:
     """Keeps the last value of an option that was given again, or all values of a repeatable option."""
     option = form.option
     if option.is_flag:
-        if equals:
-            raise UsageError(f"{shown} is a switch and takes no value. hint: leave out ={texts[0]}.")
         given[option.name] = form.on
         return
     value = read_value(shown, option.value_hint, texts)

@@ -22,7 +22,7 @@ from rollmill.core.errors import UsageError
 from rollmill.core.local_paths import local_path
 from rollmill.core.options import Arg, Option, build, options_of
 from rollmill.envs import check_name
-from rollmill.runs.algorithms import BUILTIN
+from rollmill.runs.algorithms import ALGORITHMS, BUILTIN
 from rollmill.runs.options import RunOptions
 from rollmill.training.request import NETWORK, TrainingRequest, default_config, find_own_algorithm, find_recipe
 
@@ -61,6 +61,10 @@ def parse_training(
     by `--config` is invalid, or if neither names an algorithm and an environment.
     """
     named = list(takewhile(lambda word: not word.startswith("-"), arguments))
+    if len(named) == 2 and named[1] in BUILTIN and not ALGORITHMS.has(named[0]):
+        raise UsageError(
+            f"the algorithm comes before the environment: rollmill {command} {named[1]} {named[0]} [OPTIONS]"
+        )
     head, file = _head(arguments[len(named) :], names_environment=len(named) > 1)
     lacking = file.lacking(named) if file else ()
     named += [file.name(name) for name in lacking] if file else []

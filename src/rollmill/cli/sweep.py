@@ -14,10 +14,13 @@ from rollmill.cli.shared_options import Imports
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import GpuSharing
 from rollmill.core.options import Arg, options_of
+from rollmill.core.shell import command
+from rollmill.core.stored_paths import shown
 from rollmill.core.text import printable
 from rollmill.gpus.machine_parts import check_sharing
 from rollmill.processes.forks import end_forks, fork_children
 from rollmill.record.run_directory import RunDirectory
+from rollmill.record.run_files import CONFIG
 from rollmill.runs.trust import remember, trusted_modules
 from rollmill.sweeps.creation import (
     NewSweep,
@@ -29,10 +32,11 @@ from rollmill.sweeps.creation import (
     typed_axis,
 )
 from rollmill.sweeps.directory import SweepDirectory
-from rollmill.sweeps.metrics import check_metric, extra_columns
+from rollmill.sweeps.metrics import check_metric, extra_columns, finite
 from rollmill.sweeps.population_based import check_shares
 from rollmill.sweeps.proposals import check_sampler
 from rollmill.sweeps.ranking import OVER_SEEDS
+from rollmill.sweeps.report import REPORT
 from rollmill.sweeps.running import run_sweep
 from rollmill.sweeps.search_space import parse_axis
 from rollmill.sweeps.shared_programs import Together
@@ -215,6 +219,8 @@ def _run(
         also_stopped=also_stopped,
     )
     _print_table(sweep, metric)
+    if code == 0:
+        _print_best(sweep, metric)
     if code > 128 and (sweep.unfinished() or sweep.remaining):
         how = [] if at_once is None else ["--at-once", str(at_once)]
         how += [] if sharing == "auto" else ["--gpu-sharing", sharing]
@@ -253,15 +259,33 @@ def _check_trust(sweep: SweepDirectory, named: set[str], *, trust: bool) -> None
 
 def _print_table(sweep: SweepDirectory, metric: str) -> None:
     columns = ["trial", *sweep.spec.options_varied, "status", metric]
-    columns += [] if metric == "seconds" else ["seconds"]
+    of_others = ["env_steps", "seconds"] if sweep.spec.early_stopping is not None else ["seconds"]
+    columns += [name for name in of_others if name != metric]
     rows = sweep.rows(metric)
-    columns[-1:-1] = [name for name in extra_columns(rows) if name != metric]
+    at = columns.index(metric) + 1
+    columns[at:at] = [name for name in extra_columns(rows) if name != metric]
     columns += [name for name in OVER_SEEDS if rows and name in rows[0]]
     cells = [columns, *([_text(row[name]) for name in columns] for row in rows)]
     cells = [[printable(text) for text in row] for row in cells]
     widths = [max(len(row[index]) for row in cells) for index in range(len(columns))]
     for row in cells:
         print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _print_best(sweep: SweepDirectory, metric: str) -> None:
+    """Prints where the report is, and how to use the best trial."""
+    print(f"report: {shown(sweep.root / REPORT)}")
+    rows = sweep.rows(metric)
+    if not rows or finite(rows[0][metric]) is None:
+        return
+    best = next(trial for trial in sweep.trials() if trial.name == rows[0]["trial"])
+    run = sweep.run(best)
+    print(f"evaluate the best trial: {run.command('evaluate')}")
+    seeds = [trial.request.options.seed for trial in sweep.trials()]
+    again = command(
+        "train", "--config", shown(run.root / CONFIG), "--seed", str(max(seeds) + 1), imports=run.imports()
+    )
+    print(f"train its options with another seed: {again}")
 
 
 def _text(value: object) -> str:

@@ -58,6 +58,26 @@ NOTES = {
 }
 """Names of settings in other libraries, with a setting of the same purpose that takes other values."""
 
+ELSEWHERE = {
+    **dict.fromkeys(
+        ("env", "env_id", "env_name", "environment", "gym_id"),
+        "The environment follows the algorithm, as in `rollmill train ppo CartPole-v1`.",
+    ),
+    **dict.fromkeys(("algo", "algorithm"), "The algorithm comes first, as in `rollmill train ppo CartPole-v1`."),
+    **dict.fromkeys(
+        ("cuda", "device"),
+        "JAX uses a GPU if there is one. To use only the CPU, set the environment variable JAX_PLATFORMS=cpu.",
+    ),
+    **dict.fromkeys(
+        ("save_model", "save_freq", "checkpoint_frequency"),
+        "Checkpoints are always saved. --checkpoint-iterations and --keep-last set how many.",
+    ),
+    "capture_video": "`rollmill render RUN` shows the policy of a run.",
+    "exp_name": "--run-dir names the directory of the run.",
+    "torch_deterministic": "The same seed always gives the same weights on the same machine.",
+}
+"""Options of other libraries without an equivalent option, with a sentence on what to do instead."""
+
 
 def named_like(name: str, known: Iterable[str]) -> str | None:
     """Returns the setting in `known` that other libraries call `name`, or None. Dashes count as underscores."""

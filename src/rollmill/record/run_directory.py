@@ -31,6 +31,9 @@ from rollmill.record.run_files import (
     lock_run,
 )
 
+SWEEP = "sweep.json"
+"""Name of the file that marks the directory of a sweep."""
+
 
 @dataclass(frozen=True)
 class RunDirectory:
@@ -148,6 +151,12 @@ class RunDirectory:
         download_run(run.root)
         if not os.path.lexists(run.config_file) and (url := url_of(run.root)):
             raise CheckpointError(f"{url} does not contain a run.")
+        if not os.path.lexists(run.config_file) and os.path.lexists(run.root / SWEEP):
+            raise CheckpointError(
+                f"{run.root} is the directory of a sweep, not of a run. hint: name one of the runs in "
+                f"{run.root}/trials, such as the first in {run.root}/table.csv, which is the best. "
+                f"`rollmill sweep --resume {run.root}` continues the sweep."
+            )
         if not os.path.lexists(run.config_file):
             problem = "is not the directory of a run" if run.root.exists() else "does not exist"
             raise CheckpointError(f"{run.root} {problem}. {_nearest_runs(run.root)}")
