@@ -23,6 +23,7 @@ from rollmill.networks import (
     recurrent_torso,
     residual_mlp,
     resnet,
+    wide_inputs,
 )
 from rollmill.networks.orthogonal import orthogonal, orthonormal_columns
 from rollmill.programs.program_store import calls_of
@@ -275,17 +276,52 @@ def test_no_library_of_linear_algebra_is_called_for_weights(make):
     assert "while" in text and calls_of(text) <= {THREEFRY_CALL}
 
 
+@pytest.fixture
+def as_on_gpus(monkeypatch):
+    """Computes on the CPU what GPUs compute."""
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *inputs, cuda, default: cuda(*inputs))
+
+
+def gpu_program(function, *inputs):
+    return jax.jit(function).trace(*inputs).lower(lowering_platforms=("cuda",)).as_text()
+
+
 @pytest.mark.parametrize(("inputs", "expected"), [(1345, 1352), (1344, 1344), (1021, 1021)])
-def test_wide_inputs_are_aligned_on_gpus_with_zeros_that_change_nothing(inputs, expected, monkeypatch):
+def test_wide_inputs_are_aligned_on_gpus_with_zeros_that_change_nothing(inputs, expected, request):
     layer, x = linear(KEY, inputs, 4), jax.random.normal(KEY, (inputs,))
     loss = lambda layer: jnp.sum(jnp.square(layer(x)))
     plain, plain_gradient = jax.value_and_grad(loss)(layer)
-    text = jax.jit(layer.__call__).trace(x).lower(lowering_platforms=("cuda",)).as_text()
-    assert f"tensor<{expected}x4xf32>" in text
-    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *inputs, cuda, default: cuda(*inputs))
+    assert f"tensor<{expected}x4xf32>" in gpu_program(layer.__call__, x)
+    request.getfixturevalue("as_on_gpus")
     aligned, gradient = jax.value_and_grad(loss)(layer)
     (product,) = [eqn for eqn in jax.make_jaxpr(layer)(x).eqns if eqn.primitive.name == "dot_general"]
     assert product.invars[0].aval.shape == (expected,)
     assert product.invars[1].aval.shape == (expected, 4)
     np.testing.assert_allclose(aligned, plain, rtol=1e-5)
     np.testing.assert_allclose(gradient.weight, plain_gradient.weight, rtol=1e-4, atol=1e-5)
+
+
+def test_matrices_of_a_wide_layer_have_columns_in_gpu_programs_and_equal_gradients(request):
+    layer, batch = linear(KEY, 1100, 6), jax.random.normal(KEY, (5, 1100))
+
+    def loss(layer, batch):
+        return jnp.mean(jax.vmap(lambda x: jnp.sum(jnp.tanh(layer(x))))(batch))
+
+    gradient = jax.value_and_grad(loss)
+    plain = gradient(layer, batch)
+    columns = [line for line in gpu_program(gradient, layer, batch).splitlines() if "@LayoutConstraint" in line]
+    assert len(columns) == 4  # the weight and the output, and their gradients
+    assert all("result_layouts = [dense<[0, 1]>" in line for line in columns)
+    assert sum("tensor<5x6xf32>" in line for line in columns) == 2
+    several = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), layer)
+    assert "LayoutConstraint" not in gpu_program(jax.vmap(gradient, in_axes=(0, None)), several, batch)
+    exported = jax.export.export(jax.jit(gradient), platforms=("cuda",))(layer, batch)
+    assert "LayoutConstraint" not in exported.mlir_module()
+    request.getfixturevalue("as_on_gpus")
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), gradient(layer, batch), plain)
+
+
+@pytest.mark.parametrize("sizes", [(1000, 30, 1), (5, 3), (1100,), (600, 0, 600), (120,) * 9])
+def test_parts_of_wide_inputs_are_joined_alike_on_gpus(sizes, as_on_gpus):
+    parts = [jax.random.normal(jax.random.fold_in(KEY, n), (size,)) for n, size in enumerate(sizes)]
+    np.testing.assert_array_equal(wide_inputs.joined(parts), np.concatenate(parts))

@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float
 
 from rollmill.core.spaces import leaf_spaces, part_at, unsupported_space
 from rollmill.core.types import Observation
+from rollmill.networks import wide_inputs
 
 ImageLayout: TypeAlias = Literal["auto", "channels_first", "channels_last"]
 
@@ -123,7 +124,7 @@ def flat_size(space: spaces.Space) -> int:
 
 def join(parts: tuple[ObservationLeaf, ...], observation: Observation) -> Float[Array, " size"]:
     """Encodes several leaves of an observation, and concatenates them into one float32 vector."""
-    return jnp.concatenate([jnp.zeros(0, jnp.float32), *(encode(leaf, observation).reshape(-1) for leaf in parts)])
+    return wide_inputs.joined([encode(leaf, observation).reshape(-1) for leaf in parts])
 
 
 def encode(leaf: ObservationLeaf, observation: Observation) -> Float[Array, "..."]:
