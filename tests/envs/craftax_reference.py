@@ -125,9 +125,17 @@ def draws_of(key):
         spawning, second = split(spawning)
         appearances.append(uniform(first))
         places.append(uniform(second, (1,))[0])
-    numbers = [sapling, *map(jnp.stack, zip(*zombies, strict=True)), jnp.stack(cows)]
-    numbers += [*map(jnp.stack, zip(*skeletons, strict=True)), jnp.stack(appearances), jnp.stack(places)]
-    return Draws(*numbers)
+    zombie_directions, zombie_axes, zombie_chases = map(jnp.stack, zip(*zombies, strict=True))
+    skeleton_directions, skeleton_axes, skeleton_chases = map(jnp.stack, zip(*skeletons, strict=True))
+    return Draws(
+        sapling=sapling,
+        directions=jnp.concatenate([zombie_directions, jnp.stack(cows), skeleton_directions]),
+        axes=jnp.concatenate([zombie_axes, jnp.zeros(3), skeleton_axes]),
+        zombie_chases=zombie_chases,
+        skeleton_chases=skeleton_chases,
+        appearances=jnp.stack(appearances),
+        places=jnp.stack(places),
+    )
 
 
 def chosen(key, before):

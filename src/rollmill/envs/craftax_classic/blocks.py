@@ -79,18 +79,19 @@ def is_any(flags: Bool[Array, "N ..."]) -> Bool[Array, "..."]:
     return _reduce(jnp.any, operator.or_, flags)
 
 
-def is_inside(position: Position) -> Bool[Array, ""]:
-    """True if the position is on the map."""
-    return _are_all((position >= 0) & (position < SIZE))
+def is_inside(position: Int[Array, "*N 2"]) -> Bool[Array, "*N"]:
+    """True for positions on the map."""
+    is_within = (position >= 0) & (position < SIZE)
+    return is_within[..., 0] & is_within[..., 1]
 
 
-def block_at(cells: Cells, position: Position) -> Int[Array, ""]:
-    """Returns the block at a position.
+def block_at(cells: Cells, position: Int[Array, "*N 2"]) -> Int[Array, "*N"]:
+    """Returns the blocks at positions.
 
     Outside of the map, it follows the indexing of JAX, as Craftax does: -1 is the last row or column, and 64 is
     read as 63.
     """
-    return cells[position[0], position[1]].astype(jnp.int32)
+    return cells[position[..., 0], position[..., 1]].astype(jnp.int32)
 
 
 def replace_block(cells: Cells, position: Position, block: Int[Array, ""]) -> Cells:
@@ -98,11 +99,11 @@ def replace_block(cells: Cells, position: Position, block: Int[Array, ""]) -> Ce
     return cells.at[position[0], position[1]].set(block.astype(jnp.uint8))
 
 
-def offset_towards(direction: Int[Array, ""]) -> Position:
-    """Returns the offset of a direction: 1 is left, 2 right, 3 up, 4 down, and any other number none."""
+def offset_towards(direction: Int[Array, "*N"]) -> Int[Array, "*N 2"]:
+    """Returns the offsets of directions: 1 is left, 2 right, 3 up, 4 down, and any other number none."""
     row = (direction == 4).astype(jnp.int32) - (direction == 3).astype(jnp.int32)
     column = (direction == 2).astype(jnp.int32) - (direction == 1).astype(jnp.int32)
-    return jnp.stack([row, column])
+    return jnp.stack([row, column], axis=-1)
 
 
 def are_at(positions: Int[Array, "N 2"], position: Position) -> Bool[Array, " N"]:
@@ -115,9 +116,10 @@ def is_same(one: Position, other: Position) -> Bool[Array, ""]:
     return _are_all(one == other)
 
 
-def distance(one: Position, other: Position) -> Int[Array, ""]:
-    """Returns the Manhattan distance between two positions."""
-    return _reduce(partial(jnp.sum, dtype=jnp.int32), operator.add, jnp.abs(one - other))
+def distance(one: Int[Array, "... 2"], other: Int[Array, "... 2"]) -> Int[Array, "..."]:
+    """Returns the Manhattan distances between pairs of positions."""
+    gap = jnp.abs(one - other)
+    return gap[..., 0] + gap[..., 1]
 
 
 def view_around(cells: Cells, centre: Position, shape: tuple[int, int]) -> Int[Array, "rows columns"]:

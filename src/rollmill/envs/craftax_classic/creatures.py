@@ -30,7 +30,6 @@ from rollmill.envs.craftax_classic.state import (
     Count,
     CraftaxParams,
     CraftaxState,
-    Creatures,
     Draws,
     first,
     first_of_kind,
@@ -59,8 +58,7 @@ def is_occupied(state: CraftaxState, position: Position) -> Bool[Array, ""]:
 
 def can_stand(state: CraftaxState, position: Position) -> Bool[Array, ""]:
     """True if a creature may walk to a position."""
-    block = block_at(state.cells, position)
-    return is_inside(position) & ~is_solid(block) & (block != Block.LAVA) & ~is_occupied(state, position)
+    return _is_ground(state, position) & ~is_occupied(state, position)
 
 
 def free_cell(state: CraftaxState, position: Position, now: Bool[Array, ""]) -> CraftaxState:
@@ -71,73 +69,96 @@ def free_cell(state: CraftaxState, position: Position, now: Bool[Array, ""]) -> 
 
 
 def move_creatures(state: CraftaxState, draws: Draws) -> CraftaxState:
-    """Moves all creatures one after the other, and then all arrows."""
-    for number, i in enumerate(KINDS["zombies"]):
-        state = _move_zombie(state, draws, i, number)
-    for number, i in enumerate(KINDS["cows"]):
-        offset = _random_offset(draws.cow_directions[number], 8)  # half of the eight directions are none
-        state = _walk_to(state, i, state.creatures.position[i] + offset)
-    for number, i in enumerate(KINDS["skeletons"]):
-        state = _move_skeleton(state, draws, i, number)
+    """Moves all creatures one after the other, and then all arrows.
+
+    Where creatures want to go does not depend on how others move, so all of their targets are read from the map at
+    once.
+    """
+    here = state.creatures.position
+    far = distance(here, state.position[None, :])
+    attacks = (far == 1) & (state.creatures.cooldown <= 0) & state.creatures.alive & _is(*KINDS["zombies"])
+    ahead = _offset_to_player(state, here, draws.axes)
+    target = here + _offsets(draws, far, ahead)
+    is_ground = _is_ground(state, target)
+    state = _suffer(state, attacks)
+    for i in range(CREATURES):
+        is_free = is_ground[i] & ~is_occupied(state, target[i])
+        stays = attacks[i]
+        if i in KINDS["skeletons"]:
+            state, stays = _shoot(state, i, far[i], ahead[i], is_cornered=(far[i] <= 3) & ~is_free)
+        state = _walk(state, i, jnp.where(is_free & ~stays, target[i], here[i]), far[i])
     return _move_arrows(state)
 
 
-def _random_offset(number: Float[Array, ""], directions: int) -> Position:
-    return offset_towards(1 + jnp.floor(number * directions).astype(jnp.int32))
+def _is_ground(state: CraftaxState, position: Int[Array, "*N 2"]) -> Bool[Array, "*N"]:
+    """True for positions with a block on which creatures walk."""
+    block = block_at(state.cells, position)
+    return is_inside(position) & ~is_solid(block) & (block != Block.LAVA)
 
 
-def _offset_to_player(state: CraftaxState, position: Position, axis: Float[Array, ""]) -> Position:
-    """Returns the offset towards the player along the longer axis. `axis` is a random number that decides ties."""
-    gap = state.position - position
-    down, across = jnp.abs(gap[0]), jnp.abs(gap[1])
+def _offsets(draws: Draws, far: Int[Array, "8"], ahead: Int[Array, "8 2"]) -> Int[Array, "8 2"]:
+    """Returns the steps that creatures want to take.
+
+    Zombies that are near often move towards the player. Skeletons mostly move at random, sometimes towards the
+    player, and away from a player who is very near. Half of the eight directions of cows are none.
+    """
+    zombies, cows, skeletons = (slice(kind.start, kind.stop) for kind in KINDS.values())
+    directions = np.where(_is(*KINDS["cows"]), 8, 4).astype(np.float32)
+    anywhere = offset_towards(1 + jnp.floor(draws.directions * directions).astype(jnp.int32))
+    chases = (far[zombies] < 10) & (draws.zombie_chases < 0.75)
+    near, away = (far[skeletons] <= 3)[:, None], (far[skeletons] >= 10)[:, None]
+    aimed = jnp.where(away, ahead[skeletons], jnp.where(near, -ahead[skeletons], anywhere[skeletons]))
+    return jnp.concatenate(
+        [
+            jnp.where(chases[:, None], ahead[zombies], anywhere[zombies]),
+            anywhere[cows],
+            jnp.where((draws.skeleton_chases > 0.85)[:, None], aimed, anywhere[skeletons]),
+        ]
+    )
+
+
+def _offset_to_player(
+    state: CraftaxState, position: Int[Array, "8 2"], axis: Float[Array, "8"]
+) -> Int[Array, "8 2"]:
+    """Returns offsets towards the player along the longer axis. `axis` are random numbers that decide ties."""
+    gap = state.position[None, :] - position
+    down, across = jnp.abs(gap[:, 0]), jnp.abs(gap[:, 1])
     vertical = (down > across) | ((down == across) & (axis >= 0.5))
-    return jnp.sign(gap) * jnp.stack([vertical, ~vertical]).astype(jnp.int32)
+    return jnp.sign(gap) * jnp.stack([vertical, ~vertical], axis=1).astype(jnp.int32)
 
 
-def _move_zombie(state: CraftaxState, draws: Draws, i: int, number: int) -> CraftaxState:
-    """Moves a zombie at random or towards the player. A zombie next to the player attacks."""
-    creatures, here = state.creatures, state.creatures.position[i]
-    far = distance(here, state.position)
-    attacks = (far == 1) & (creatures.cooldown[i] <= 0) & creatures.alive[i]
-    chases = (far < 10) & (draws.zombie_chases[number] < 0.75)
-    offset = jnp.where(
-        chases,
-        _offset_to_player(state, here, draws.zombie_axes[number]),
-        _random_offset(draws.zombie_directions[number], 4),
+def _suffer(state: CraftaxState, attacks: Bool[Array, "8"]) -> CraftaxState:
+    """Hurts and wakes the player, whom some zombies attack. The first attack in sleep hurts most."""
+    is_attacked, count = is_any(attacks), sum(attacks[i].astype(jnp.int32) for i in KINDS["zombies"])
+    wakes, creatures = state.asleep & is_attacked, state.creatures
+    cooldown = jnp.where(_is(*KINDS["zombies"]), jnp.where(attacks, 5, creatures.cooldown - 1), creatures.cooldown)
+    return replace(
+        with_achievements(state, wake_up=wakes),
+        health=state.health - 2 * count - jnp.where(wakes, 5, 0),
+        asleep=state.asleep & ~is_attacked,
+        creatures=replace(creatures, cooldown=cooldown),
     )
-    state = with_achievements(state, wake_up=state.asleep & attacks)
-    state = replace(
-        state,
-        health=state.health - jnp.where(attacks, jnp.where(state.asleep, 7, 2), 0),
-        asleep=state.asleep & ~attacks,
-        creatures=_with_cooldown(creatures, i, attacks, 5),
-    )
-    return _walk_to(state, i, jnp.where(attacks, here, here + offset))
 
 
-def _move_skeleton(state: CraftaxState, draws: Draws, i: int, number: int) -> CraftaxState:
-    """Moves a skeleton, mostly at random. It shoots at a player who is near, and evades one who is very near."""
-    creatures, here = state.creatures, state.creatures.position[i]
-    far = distance(here, state.position)
-    ahead = _offset_to_player(state, here, draws.skeleton_axes[number])
-    offset = _random_offset(draws.skeleton_directions[number], 4)
-    aimed = jnp.where(far >= 10, ahead, jnp.where(far <= 3, -ahead, offset))
-    target = here + jnp.where(draws.skeleton_chases[number] > 0.85, aimed, offset)
-    cornered = (far <= 3) & ~can_stand(state, target)
-    attacks = ((far == 4) | (far == 5) | cornered) & (creatures.cooldown[i] <= 0) & creatures.alive[i]
-    arrows = state.arrows
+def _shoot(
+    state: CraftaxState, i: int, far: Int[Array, ""], ahead: Position, *, is_cornered: Bool[Array, ""]
+) -> tuple[CraftaxState, Bool[Array, ""]]:
+    """Lets a skeleton shoot at a player who is near. Returns the state, and whether it shoots."""
+    creatures, arrows = state.creatures, state.arrows
+    attacks = ((far == 4) | (far == 5) | is_cornered) & (creatures.cooldown[i] <= 0) & creatures.alive[i]
     shot = first(jnp.logical_and(attacks, ~arrows.flies))
+    cooldown = jnp.where(attacks, 4, creatures.cooldown[i] - 1)
     state = replace(
         state,
         arrows=replace(
             arrows,
-            position=jnp.where(shot[:, None], here[None, :], arrows.position),
+            position=jnp.where(shot[:, None], creatures.position[i][None, :], arrows.position),
             offset=jnp.where(shot[:, None], ahead[None, :], arrows.offset),
             flies=arrows.flies | shot,
         ),
-        creatures=_with_cooldown(creatures, i, attacks, 4),
+        creatures=replace(creatures, cooldown=jnp.where(_is(i), cooldown, creatures.cooldown)),
     )
-    return _walk_to(state, i, jnp.where(attacks, here, target))
+    return state, attacks
 
 
 def _is(*indices: int) -> Bool[np.ndarray, "8"]:
@@ -145,18 +166,11 @@ def _is(*indices: int) -> Bool[np.ndarray, "8"]:
     return np.isin(np.arange(CREATURES), np.array(indices))
 
 
-def _with_cooldown(creatures: Creatures, i: int, attacks: Bool[Array, ""], steps: int) -> Creatures:
-    cooldown = jnp.where(attacks, steps, creatures.cooldown - 1)
-    return replace(creatures, cooldown=jnp.where(_is(i), cooldown, creatures.cooldown))
-
-
-def _walk_to(state: CraftaxState, i: int, target: Position) -> CraftaxState:
-    """Moves a creature to a position if it can stand there. Far from the player, it disappears."""
-    here, alive = state.creatures.position[i], state.creatures.alive[i]
-    position = jnp.where(can_stand(state, target), target, here)
-    stays = alive & (distance(here, state.position) < DESPAWN_DISTANCE)
-    state, this = free_cell(state, here, alive), _is(i)
-    creatures = state.creatures
+def _walk(state: CraftaxState, i: int, position: Position, far: Int[Array, ""]) -> CraftaxState:
+    """Moves a creature to a free position. Far from the player, it disappears."""
+    here, alive, this = state.creatures.position[i], state.creatures.alive[i], _is(i)
+    stays = alive & (far < DESPAWN_DISTANCE)
+    creatures = free_cell(state, here, alive).creatures
     return replace(
         state,
         creatures=replace(
@@ -172,14 +186,15 @@ def _move_arrows(state: CraftaxState) -> CraftaxState:
     """Moves arrows until they hit something. They hurt the player, and destroy crafting tables and furnaces."""
     arrows = state.arrows
     position = arrows.position + arrows.offset
+    blocks, is_within = block_at(state.cells, position), is_inside(position)
     flies, hits, destroys = [], [], []
     for i in range(ARROWS):
-        block = block_at(state.cells, position[i])
+        block = blocks[i]
         for earlier in range(i):  # which may have destroyed the same block in this step
             gone = destroys[earlier] & is_same(position[earlier], position[i])
             block = jnp.where(gone, Block.PATH, block)
         passes = ~is_solid(block) | (block == Block.WATER)
-        flies.append(arrows.flies[i] & is_inside(position[i]) & passes & ~is_occupied(state, position[i]))
+        flies.append(arrows.flies[i] & is_within[i] & passes & ~is_occupied(state, position[i]))
         hits.append(arrows.flies[i] & is_same(position[i], state.position))
         destroys.append(arrows.flies[i] & ((block == Block.FURNACE) | (block == Block.CRAFTING_TABLE)))
     rows = jnp.where(jnp.stack(destroys), position[:, 0], SIZE)  # beyond the map, nothing is written

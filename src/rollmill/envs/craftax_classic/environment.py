@@ -22,9 +22,9 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from rollmill.core.drawing import Drawing
 from rollmill.core.types import Environment, Key, Observation, Timestep
 from rollmill.envs.craftax_classic.blocks import (
+    SIZE,
     Block,
     block_at,
-    is_any,
     offset_towards,
     replace_block,
     view_around,
@@ -129,8 +129,8 @@ def advance(state: CraftaxState, action: Int[Array, ""], draws: Draws, params: C
     state = replace(state, cells=replace_block(state.cells, target, block))
     state = walk(state, move)
     state = move_creatures(state, draws)
-    state = spawn_creatures(state, draws, params)
     state = _grow_plants(state)
+    state = spawn_creatures(state, draws, params)
     state = live(state, move)
     in_lava = block_at(state.cells, state.position) == Block.LAVA
     return replace(
@@ -208,10 +208,10 @@ def _grow_plants(state: CraftaxState) -> CraftaxState:
     """Lets plants grow. At most one ripens in a step, because no two are planted or eaten in the same step."""
     ages = jnp.where(state.planted, state.plant_ages + 1, 0)
     ripens = ages == RIPENING
-    none = jnp.zeros(2, jnp.int32)
-    position = sum((jnp.where(ripens[i], state.plants[i], none) for i in range(PLANTS)), start=none)
-    block = jnp.where(is_any(ripens), Block.RIPE_PLANT, block_at(state.cells, position))
-    return replace(state, plant_ages=ages, cells=replace_block(state.cells, position, block))
+    beyond = jnp.full(2, SIZE, jnp.int32)  # where nothing is written
+    position = sum((jnp.where(ripens[i], state.plants[i] - beyond, 0) for i in range(PLANTS)), start=beyond)
+    cells = replace_block(state.cells, position, jnp.full((), Block.RIPE_PLANT, jnp.int32))
+    return replace(state, plant_ages=ages, cells=cells)
 
 
 def _reward(before: CraftaxState, after: CraftaxState) -> Float[Array, ""]:

@@ -170,12 +170,11 @@ class Draws(NamedTuple):
     """Random numbers of a step, uniform in [0, 1)."""
 
     sapling: Float[Array, ""]
-    zombie_directions: Float[Array, "3"]
-    zombie_axes: Float[Array, "3"]
+    directions: Float[Array, "8"]
+    """Where creatures go, unless they look for the player."""
+    axes: Float[Array, "8"]
+    """Along which axis creatures look for the player, if both are equally far."""
     zombie_chases: Float[Array, "3"]
-    cow_directions: Float[Array, "3"]
-    skeleton_directions: Float[Array, "2"]
-    skeleton_axes: Float[Array, "2"]
     skeleton_chases: Float[Array, "2"]
     appearances: Float[Array, "3"]
     """Whether a cow, a zombie and a skeleton appear."""
@@ -188,12 +187,9 @@ def draw(key: Key) -> Draws:
     numbers = jax.random.uniform(key, (25,))
     return Draws(
         sapling=numbers[0],
-        zombie_directions=numbers[1:4],
-        zombie_axes=numbers[4:7],
+        directions=jnp.concatenate([numbers[1:4], numbers[10:15]]),
+        axes=jnp.concatenate([numbers[4:7], jnp.zeros(3, jnp.float32), numbers[15:17]]),  # cows look for nobody
         zombie_chases=numbers[7:10],
-        cow_directions=numbers[10:13],
-        skeleton_directions=numbers[13:15],
-        skeleton_axes=numbers[15:17],
         skeleton_chases=numbers[17:19],
         appearances=numbers[19:22],
         places=numbers[22:25],
