@@ -188,7 +188,7 @@ def main() -> None:
         __doc__,
         {"part": one_of("rollouts", "speed", "learn")},
         env=one_of(*LARGEST_RETURN, default=CLASSIC),
-        ratios=([16], "reset_ratio of Rollmill's sides"),
+        ratios=([16], "reset_ratio of Rollmill's sides, and the first for the peer"),
         unroll=1,
         fusion=one_of("auto", "off", default="off"),
         iterations=(16, "of one turn"),
@@ -203,7 +203,8 @@ def main() -> None:
         width=default.width,
         suffix="",
     )
-    settings = Settings(num_envs=chosen.num_envs, num_steps=chosen.num_steps, width=chosen.width)
+    sizes = {"num_envs": chosen.num_envs, "num_steps": chosen.num_steps, "width": chosen.width}
+    settings = Settings(**sizes, reset_ratio=chosen.ratios[0])
     of = BUILT_IN if chosen.built_in else chosen.env.removesuffix("-Symbolic-v1")
     name = f"{of.lower()}-{chosen.part}-{platform()}{chosen.suffix}"
     for found in {"rollouts": rollouts, "speed": speed, "learn": learn}[chosen.part](chosen, settings):
