@@ -213,6 +213,17 @@ class TestMasks:
         distribution = network(observe(VECTOR), (), mask).distribution
         assert set(np.asarray(jax.vmap(distribution.sample)(keys)).tolist()) == {3, 5}
 
+    @pytest.mark.parametrize(
+        "action_space",
+        [spaces.Discrete(3), spaces.MultiDiscrete([2, 3]), spaces.Box(-1, 1, (2,)), spaces.MultiBinary(2)],
+        ids=str,
+    )
+    def test_may_be_the_empty_tuple_that_fragments_receive(self, action_space):
+        network = actor_critic(KEY, VECTOR, action_space, NetworkConfig(**SMALL))
+        without, with_mask = network(observe(VECTOR), (), None), network(observe(VECTOR), (), ())
+        for one, other in zip(jax.tree.leaves(without), jax.tree.leaves(with_mask), strict=True):
+            np.testing.assert_array_equal(one, other)
+
     def test_of_multi_discrete_cannot_unmask_the_padding(self):
         network = actor_critic(KEY, VECTOR, spaces.MultiDiscrete([2, 3]), NetworkConfig(**SMALL))
         keys = jax.random.split(KEY, 500)

@@ -9,14 +9,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from gymnasium import spaces
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from rollmill.core.bounds import Count, Range
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.field_help import with_field_help
 from rollmill.core.schema import check_fields
 from rollmill.core.types import Key, Memory, Observation
-from rollmill.networks.base import Distribution, Output
+from rollmill.networks.base import Distribution, LegalActions, Output
 from rollmill.networks.heads import ActionHead, action_head
 from rollmill.networks.layers import GRUCell, Linear, LSTMCell, gru_cell, linear, lstm_cell
 from rollmill.networks.observations import leaves
@@ -139,15 +139,13 @@ class SharedActorCritic(eqx.Module):
         """Returns the memory of the torso at the start of an episode."""
         return self.torso.initial_memory()
 
-    def __call__(
-        self, observation: Observation, memory: Memory, action_mask: Bool[Array, "..."] | None = None
-    ) -> Output:
+    def __call__(self, observation: Observation, memory: Memory, action_mask: LegalActions = None) -> Output:
         """Runs the torso once for both heads."""
         features, memory = self.torso(observation, memory)
         return Output(self.actor(features, action_mask), self.critic(features)[0], memory)
 
     def policy(
-        self, observation: Observation, memory: Memory, action_mask: Bool[Array, "..."] | None = None
+        self, observation: Observation, memory: Memory, action_mask: LegalActions = None
     ) -> tuple[Distribution, Memory]:
         """Returns the action distribution and the next memory, without computing the value."""
         features, memory = self.torso(observation, memory)
@@ -158,7 +156,7 @@ class SharedActorCritic(eqx.Module):
         observation: Observation,
         critic_observation: Observation,
         memory: Memory,
-        action_mask: Bool[Array, "..."] | None = None,
+        action_mask: LegalActions = None,
     ) -> Output:
         """Returns the distribution, the value and the next memory, running the shared torso once.
 
@@ -187,9 +185,7 @@ class SeparateActorCritic(eqx.Module):
         """Returns the memories of actor and critic at the start of an episode."""
         return _join(self.actor_torso.initial_memory(), self.critic_torso.initial_memory())
 
-    def __call__(
-        self, observation: Observation, memory: Memory, action_mask: Bool[Array, "..."] | None = None
-    ) -> Output:
+    def __call__(self, observation: Observation, memory: Memory, action_mask: LegalActions = None) -> Output:
         """Runs each torso once."""
         return self.advance(observation, observation, memory, action_mask)
 
@@ -198,7 +194,7 @@ class SeparateActorCritic(eqx.Module):
         observation: Observation,
         critic_observation: Observation,
         memory: Memory,
-        action_mask: Bool[Array, "..."] | None = None,
+        action_mask: LegalActions = None,
     ) -> Output:
         """Returns the distribution, the value and the next memory, with one observation for each torso."""
         actor_memory, critic_memory = _split(memory)
@@ -208,7 +204,7 @@ class SeparateActorCritic(eqx.Module):
         return Output(distribution, value, _join(actor_memory, critic_memory))
 
     def policy(
-        self, observation: Observation, memory: Memory, action_mask: Bool[Array, "..."] | None = None
+        self, observation: Observation, memory: Memory, action_mask: LegalActions = None
     ) -> tuple[Distribution, Memory]:
         """Returns the action distribution and the next memory, without computing the value.
 

@@ -3,11 +3,14 @@
 All methods take ONE observation without a batch axis. Callers use `jax.vmap` for batches.
 """
 
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from jaxtyping import Array, Bool, Float
 
 from rollmill.core.types import Action, Key, Memory, Observation
+
+LegalActions: TypeAlias = Bool[Array, "..."] | tuple[()] | None
+"""Legal actions, marked by True. All are legal if it is None, or `()`, as the fragments of a graph receive it."""
 
 
 @runtime_checkable

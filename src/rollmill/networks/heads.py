@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from rollmill.core.errors import UsageError
 from rollmill.core.types import Key
-from rollmill.networks.base import Distribution
+from rollmill.networks.base import Distribution, LegalActions
 from rollmill.networks.distributions import (
     MASKED_LOGIT,
     Bernoulli,
@@ -35,9 +35,7 @@ LOG_STD_RANGE = (-5.0, 2.0)
 class ActionHead(Protocol):
     """Protocol of an actor's last layer, which maps features to an action distribution."""
 
-    def __call__(
-        self, features: Float[Array, " features"], action_mask: Bool[Array, "..."] | None = None, /
-    ) -> Distribution:
+    def __call__(self, features: Float[Array, " features"], action_mask: LegalActions = None, /) -> Distribution:
         """Returns the action distribution. True in `action_mask` marks a legal action."""
         ...
 
@@ -49,9 +47,7 @@ class CategoricalHead(eqx.Module):
     start: int = eqx.field(static=True)
     dtype: np.dtype = eqx.field(static=True)
 
-    def __call__(
-        self, features: Float[Array, " features"], action_mask: Bool[Array, " n"] | None = None
-    ) -> Categorical:
+    def __call__(self, features: Float[Array, " features"], action_mask: LegalActions = None) -> Categorical:
         """Returns the distribution over the legal choices."""
         return Categorical(_mask(self.layer(features), action_mask), self.start, self.dtype)
 
@@ -68,9 +64,7 @@ class MultiCategoricalHead(eqx.Module):
     shape: tuple[int, ...] = eqx.field(static=True)
     dtype: np.dtype = eqx.field(static=True)
 
-    def __call__(
-        self, features: Float[Array, " features"], action_mask: Bool[Array, "..."] | None = None
-    ) -> MultiCategorical:
+    def __call__(self, features: Float[Array, " features"], action_mask: LegalActions = None) -> MultiCategorical:
         """Returns the distribution over the legal choices."""
         padded = (*self.shape, max(self.sizes))
         is_choice = np.arange(max(self.sizes)) < np.asarray(self.sizes)[:, None]
@@ -89,9 +83,7 @@ class BernoulliHead(eqx.Module):
     shape: tuple[int, ...] = eqx.field(static=True)
     dtype: np.dtype = eqx.field(static=True)
 
-    def __call__(
-        self, features: Float[Array, " features"], action_mask: Bool[Array, "..."] | None = None
-    ) -> Bernoulli:
+    def __call__(self, features: Float[Array, " features"], action_mask: LegalActions = None) -> Bernoulli:
         """Returns the distribution over the bits."""
         _refuse_mask(action_mask, "MultiBinary")
         return Bernoulli(self.layer(features).reshape(self.shape), self.dtype)
@@ -140,7 +132,7 @@ class GaussianHead(eqx.Module):
     bounds: tuple[tuple[float, ...], tuple[float, ...]] | None = eqx.field(static=True)
 
     def __call__(
-        self, features: Float[Array, " features"], action_mask: Bool[Array, "..."] | None = None
+        self, features: Float[Array, " features"], action_mask: LegalActions = None
     ) -> DiagonalGaussian | TanhGaussian:
         """Returns the distribution over actions, float32 in the shape of the space."""
         _refuse_mask(action_mask, "Box")
@@ -221,17 +213,17 @@ def finite_bounds(space: spaces.Box) -> tuple[tuple[float, ...], tuple[float, ..
     return tuple(low.tolist()), tuple(high.tolist())
 
 
-def _mask(logits: Float[Array, "..."], mask: Bool[Array, "..."] | None) -> Float[Array, "..."]:
+def _mask(logits: Float[Array, "..."], mask: LegalActions) -> Float[Array, "..."]:
     """Sets the logits of illegal choices to `MASKED_LOGIT`. If no choice is legal, all are equally likely."""
-    if mask is None:
+    if mask is None or isinstance(mask, tuple):
         return logits
     if mask.shape != logits.shape:
         raise UsageError(f"the action mask has shape {mask.shape}, but the logits have shape {logits.shape}.")
     return jnp.where(mask, logits, MASKED_LOGIT)
 
 
-def _refuse_mask(mask: Bool[Array, "..."] | None, kind: str) -> None:
-    if mask is not None:
+def _refuse_mask(mask: LegalActions, kind: str) -> None:
+    if mask is not None and not isinstance(mask, tuple):
         raise UsageError(f"an action mask needs a Discrete or MultiDiscrete action space, got {kind}.")
 
 
