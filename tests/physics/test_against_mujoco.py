@@ -198,7 +198,8 @@ def test_parts_that_are_not_covered_are_refused_by_name(parts, message):
     ("source", "message"),
     [
         ("<mujoco><nothing/></mujoco>", ("mujoco-refuses-robot",)),
-        ("none.xml", ("no-robot-at-give-path",)),
+        ("none.xml", ("no-robot-at-give-path", "in the directory /", "Path(__file__).parent / 'none.xml'")),
+        ("/none.xml", ("no-robot-at-give-path", "there is no robot at '/none.xml'. hint")),
         (3, ("robot-is-given-as-text", "int")),
     ],
 )

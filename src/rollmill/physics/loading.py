@@ -163,9 +163,12 @@ def _compile(mujoco: Any, source: Any) -> Any:
         raise UsageError(f"a robot must be a string, a path or a mujoco.MjModel, got a {type(source).__name__}.")
     is_text = isinstance(source, str) and source.lstrip().startswith("<")
     if not is_text and not Path(source).is_file():
+        is_relative = not Path(source).is_absolute()
+        folder = f" in the directory {Path.cwd()}" if is_relative else ""
+        beside = f" Path(__file__).parent / {str(source)!r} finds it beside a module." if is_relative else ""
         raise UsageError(
-            f"there is no robot at {str(source)!r}. hint: give the path of an MJCF or URDF file, or the content "
-            "of such a file."
+            f"there is no robot at {str(source)!r}{folder}. hint: give the path of an MJCF or URDF file, or the "
+            f"content of such a file.{beside}"
         )
     try:
         if is_text:
