@@ -234,6 +234,19 @@ def test_what_goes_wrong_in_a_step_is_named(flaw, mode, error, message):
             vector.step(np.zeros(3, np.int64))
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_masks_that_do_not_fit_are_refused(mode):
+    masks = lambda info: type("Masks", (Simulator,), {"info": info})
+    short = masks(lambda self: {"action_mask": np.ones((self.num_envs, 3), bool)})
+    with raises("has-one-number-for-each", "(2, 3)", "(2, 4)"):
+        rollmill.from_gymnasium(lambda n: short(n, mode))
+    late = masks(lambda self: Simulator.info(self) if self.observations[0, 0] else {})
+    vector = rollmill.from_gymnasium(lambda n: late(n, mode)).start([0], seed=0)
+    vector.reset()
+    with pytest.raises(ContractError, match="which was missing from the first reset"):
+        vector.step(np.zeros(1, np.int64))
+
+
 def test_transforms_of_a_simulator_are_refused():
     with raises("transform-is-for-environments-jax", "reward-scale:2"):
         rollmill.from_gymnasium(Simulator, transforms=["reward-scale:2"])

@@ -126,6 +126,20 @@ def test_legal_actions_come_from_the_infos():
     assert step.info["action_mask"]["scout"][0, 0].tolist() == [True, False, True, True, True, True]
 
 
+def test_legal_actions_that_do_not_fit_are_refused():
+    infos = lambda self, agents: {agent: {"action_mask": np.ones(5, bool)} for agent in agents}
+    with raises("has-one-number-for-each", "Crew: rover_0", "(5,)", "(6,)"):
+        parallel_environment("Crew", type("Short", (Crew,), {"_infos": infos}))
+
+    def late(self, agents):
+        return {agent: {"action_mask": np.ones(6, bool)} if self.count else {} for agent in agents}
+
+    vector = parallel_environment("Crew", type("Late", (Crew,), {"_infos": late})).start([0], seed=0)
+    vector.reset()
+    vector.step(act([[0, 0]], [[0]]))
+    assert "which was missing from the first reset" in vector.drain_failures()[0].error
+
+
 def test_environments_that_cannot_be_carried_are_explained():
     nameless = type("Nameless", (Crew,), {"possible_agents": []})
     with raises("does-not-say-agents-may", "Crew"):

@@ -181,6 +181,64 @@ def test_masks_are_those_of_the_observation_beside_them():
     envs.check_environment(env, num_steps=20)
 
 
+@pytest.mark.parametrize("flags", [[False, True, True, True], (0, 1, 1, 1), np.array([0.0, 1.0, 1.0, 1.0])])
+def test_masks_may_be_lists_and_numbers(flags):
+    masked = type("Listed", (host_cases.Masked,), {"mask": lambda self: flags})
+    step = envs.host_environment("Listed", masked).start([0], seed=0).reset()
+    assert step.info["action_mask"].tolist() == [[False, True, True, True]]
+
+
+@pytest.mark.parametrize(
+    ("mask", "texts"),
+    [
+        (np.ones(3, bool), ["has-one-number-for-each", "Masked", "(3,)", "(4,)", "Discrete(4)"]),
+        (np.ones((1, 4), bool), ["has-one-number-for-each", "Masked", "(1, 4)", "(4,)", "Discrete(4)"]),
+        ([[1, 1], [1, 1, 1]], ["has-one-number-for-each", "Masked", "(4,)"]),
+        (np.array([0, -np.inf, 0, 0]), ["action-mask-contains-expected-1", "Masked", "-inf"]),
+    ],
+)
+def test_masks_that_do_not_fit_are_refused(mask, texts):
+    with raises(*texts):
+        envs.host_environment("Masked", type("Masked", (host_cases.Masked,), {"mask": lambda self: mask}))
+
+
+def test_masks_of_continuous_actions_are_refused():
+    with raises("infos-contain-action-mask-but", "Masked", "Box"):
+        envs.host_environment("Masked", type("Masked", (host_cases.Masked,), {"action_space": spaces.Box(-1, 1)}))
+
+
+@pytest.mark.parametrize("told", [np.ones(1, bool), True])
+def test_masks_of_steps_are_not_broadcast(told):
+    class Short(host_cases.Masked):
+        def mask(self):
+            return super().mask() if self.count == 0 else told
+
+    vector = envs.host_environment("Short", Short).start([0], seed=0)
+    vector.reset()
+    vector.step(np.ones(1, np.int32))
+    assert "an action_mask has the shape" in vector.drain_failures()[0].error
+
+
+def test_a_mask_that_only_steps_return_is_refused():
+    class Late(host_cases.Masked):
+        def reset(self, *, seed=None, options=None):
+            return super().reset(seed=seed)[0], {}
+
+    vector = envs.host_environment("Late", Late).start([0], seed=0)
+    vector.reset()
+    vector.step(np.ones(1, np.int32))
+    assert "which was missing from the first reset" in vector.drain_failures()[0].error
+
+
+def test_a_mask_without_a_legal_action_is_found():
+    class Empty(host_cases.Masked):
+        def mask(self):
+            return super().mask() * (self.count < 3)
+
+    with raises("action-mask-allows-no-action", "Empty"):
+        envs.check_environment(envs.host_environment("Empty", Empty), num_steps=20)
+
+
 def test_nan_and_infinity_are_named():
     class Astray(host_cases.Script):
         def step(self, action):

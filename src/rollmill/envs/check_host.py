@@ -14,6 +14,7 @@ from jaxtyping import PyTree
 from rollmill.core.errors import ContractError, EnvironmentFailed, NonFiniteError
 from rollmill.core.spaces import contains, struct
 from rollmill.core.types import HostEnvironment, HostVector
+from rollmill.envs.agents import possible_masks
 from rollmill.envs.host import replace_illegal_actions, step_struct
 from rollmill.envs.host.numbers import find_non_finite
 
@@ -49,8 +50,9 @@ def _check_run(env: HostEnvironment, vector: HostVector, seed: int, num_steps: i
     actions, rng = batch_space(env.action_space, NUM_COPIES), np.random.default_rng(seed)
     actions.seed(seed)
     ended = 0
-    for _ in range(num_steps):
+    for number in range(num_steps):
         mask = step.info.get("action_mask")
+        _check_legal_actions(env, mask, number)
         step = vector.step(replace_illegal_actions(env.action_space, actions.sample(), mask, rng))
         _check_failures(env, vector)
         _check_types(env, "step", step, expected)
@@ -74,6 +76,18 @@ def _check_types(env: HostEnvironment, what: str, step: PyTree, expected: PyTree
         raise ContractError(
             f"{env.name}: {what} of {NUM_COPIES} copies returned {types}, expected {expected_types}."
         )
+
+
+def _check_legal_actions(env: HostEnvironment, mask: PyTree[np.ndarray] | None, number: int) -> None:
+    if mask is None:
+        return
+    possible = possible_masks(env)
+    for path, legal in jax.tree_util.tree_leaves_with_path(mask):
+        if not (legal & (possible[path[0].key] if path else possible)).any(axis=-1).all():
+            raise ContractError(
+                f"{env.name}: action_mask{jax.tree_util.keystr(path)} allows no action before step {number}, "
+                "expected at least one. hint: end the episode if no action is left."
+            )
 
 
 def _check_finite(env: HostEnvironment, what: str, observation: PyTree, reward: PyTree | None = None) -> None:

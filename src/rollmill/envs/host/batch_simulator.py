@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium
-import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rollmill.core.errors import ContractError, UsageError
-from rollmill.core.spaces import possible_choices, struct
+from rollmill.core.spaces import struct
 from rollmill.core.types import HostEnvironment, HostVector
 from rollmill.core.user_frame import attribute_to_user_code
+from rollmill.envs.host.action_masks import reports_masks
 from rollmill.envs.host.batch_vector import BatchVector
 from rollmill.envs.host.copies import close_quietly
 from rollmill.envs.host.environment import check_indices
@@ -67,7 +67,8 @@ def batch_environment(
     Raises:
         UsageError: `make` returns no vector environment, a space has no fixed shape, or single rows cannot be
             reset.
-        ContractError: making, resetting or stepping it raised an exception.
+        ContractError: making, resetting or stepping it raised an exception, or its `action_mask` does not fit its
+            action space.
     """
     batch = made_batch(name, make, PROBED)
     try:
@@ -79,7 +80,8 @@ def batch_environment(
         probe = BatchVector(
             env, batch, range(PROBED), seed=0, generation=0, gamma=None, reset_options=reset_options
         )
-        has_mask = _has_action_mask(batch, probe.first_info())
+        mask = probe.first_info().get("action_mask")
+        has_mask = reports_masks(name, mask, batch.single_action_space, rows=(PROBED,))
         _check_partial_reset(name, probe)
     finally:
         close_quietly(batch)
@@ -106,11 +108,6 @@ def made_batch(name: str, make: MakeBatch, num_envs: int) -> VectorEnv:
             "process creates only the environments that it steps, so the function must return `num_envs` of them."
         )
     return batch
-
-
-def _has_action_mask(batch: VectorEnv, info: Mapping[str, Any]) -> bool:
-    choices, mask = possible_choices(batch.single_action_space), info.get("action_mask")
-    return choices is not None and isinstance(mask, np.ndarray) and mask.shape == (PROBED, *choices.shape)
 
 
 def _check_partial_reset(name: str, probe: BatchVector) -> None:

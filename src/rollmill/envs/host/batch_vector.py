@@ -15,6 +15,7 @@ from jaxtyping import Bool, PyTree
 from rollmill.core.errors import ContractError, UsageError
 from rollmill.core.types import FINAL_MASK, UNSTABLE, HostEnvironment, HostStep
 from rollmill.core.user_frame import attribute_to_user_code
+from rollmill.envs.host.action_masks import LATE_MASK
 from rollmill.envs.host.actions import fit_to_space
 from rollmill.envs.host.copies import close_quietly
 from rollmill.envs.host.layout import allocate, copy_batch, leaves, write_reset
@@ -134,6 +135,8 @@ class BatchVector(RowVector):
         copy_batch(self._observation_space, out.observation, final)
         if self._has_mask:
             out.info["action_mask"][:] = out.info[FINAL_MASK][:] = self._mask(info, "step")
+        elif info.get("action_mask") is not None:
+            raise ContractError(f"{self._name}: {LATE_MASK}")
         return final
 
     def _final_of(self, told: Any, i: int) -> Any:

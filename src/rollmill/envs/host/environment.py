@@ -6,12 +6,12 @@ from functools import partial
 from typing import Any
 
 import gymnasium
-import numpy as np
 
 from rollmill.core.errors import UsageError
-from rollmill.core.spaces import possible_choices, struct
+from rollmill.core.spaces import struct
 from rollmill.core.types import HasEvaluationForm, HostEnvironment, HostVector, Options, StartHost
 from rollmill.core.user_frame import attribute_to_user_code
+from rollmill.envs.host.action_masks import reports_masks
 from rollmill.envs.host.copies import close_quietly
 from rollmill.envs.host.normalisers import check_wrappers
 from rollmill.envs.host.python_vector import PythonVector
@@ -84,7 +84,8 @@ def host_environment(
 
     Raises:
         UsageError: a space has no fixed shape, or a wrapper scales by statistics of each copy.
-        ContractError: making or resetting the first copy raised an exception.
+        ContractError: making or resetting the first copy raised an exception, or its `action_mask` does not fit
+            its action space.
     """
     with attribute_to_user_code(f"{name}: making it"):
         single = make()
@@ -123,5 +124,4 @@ def _has_action_mask(name: str, single: gymnasium.Env, reset_options: Mapping[st
     with_options = "" if reset_options is None else f" with the options {reset_options}"
     with attribute_to_user_code(f"{name}: reset{with_options}"):
         _, info = single.reset(seed=0, **chosen)
-    choices, mask = possible_choices(single.action_space), info.get("action_mask")
-    return choices is not None and isinstance(mask, np.ndarray) and mask.shape == choices.shape
+    return reports_masks(name, info.get("action_mask"), single.action_space)

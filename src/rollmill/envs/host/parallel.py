@@ -7,10 +7,11 @@ from typing import Any
 from gymnasium import Space
 
 from rollmill.core.errors import UsageError
-from rollmill.core.spaces import possible_choices, struct
+from rollmill.core.spaces import struct
 from rollmill.core.types import AgentKind, HostEnvironment, HostVector
 from rollmill.core.user_frame import attribute_to_user_code
 from rollmill.envs.agents import joint_spaces, kinds_by_name
+from rollmill.envs.host.action_masks import reports_masks
 from rollmill.envs.host.copies import close_quietly
 from rollmill.envs.host.environment import check_indices
 from rollmill.envs.host.parallel_vector import Agent, Members, ParallelVector
@@ -66,7 +67,8 @@ def parallel_environment(name: str, make: Callable[[], Any]) -> HostEnvironment:
     Raises:
         UsageError: the environment has another interface, does not list its agents, or has a space without a fixed
             shape.
-        ContractError: making or resetting the first copy raised an exception.
+        ContractError: making or resetting the first copy raised an exception, or an `action_mask` does not fit
+            the action space of its agent.
     """
     with attribute_to_user_code(f"{name}: making it"):
         single = make()
@@ -114,7 +116,6 @@ def _has_action_mask(name: str, single: Any) -> bool:
     """Returns whether a reset reports the legal actions of an agent with discrete actions."""
     with attribute_to_user_code(f"{name}: reset"):
         _, infos = single.reset(seed=0)
-    return any(
-        "action_mask" in infos.get(agent, ()) and possible_choices(single.action_space(agent)) is not None
-        for agent in single.agents
-    )
+    masks = {agent: infos.get(agent, {}).get("action_mask") for agent in single.agents}
+    found = [reports_masks(f"{name}: {agent}", masks[agent], single.action_space(agent)) for agent in masks]
+    return any(found)

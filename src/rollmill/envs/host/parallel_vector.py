@@ -13,6 +13,7 @@ from jaxtyping import PyTree
 from rollmill.core.errors import ContractError
 from rollmill.core.types import AgentKind, HostEnvironment, HostStep
 from rollmill.envs.agents import possible_masks
+from rollmill.envs.host.action_masks import LATE_MASK, mask_of_shape
 from rollmill.envs.host.actions import element_splitter
 from rollmill.envs.host.episode_sums import AgentSums
 from rollmill.envs.host.layout import step_struct
@@ -141,7 +142,10 @@ class ParallelVector(OneByOne):
             for agent in left:
                 where = self._columns[agent]
                 if where.kind in self._masks and "action_mask" in infos[agent]:
-                    self._masks[where.kind][i, where.number] = infos[agent]["action_mask"]
+                    row = self._masks[where.kind][i, where.number]
+                    row[:] = mask_of_shape(infos[agent]["action_mask"], row.shape)
+        elif any(infos[agent].get("action_mask") is not None for agent in left if agent in infos):
+            raise ValueError(LATE_MASK)
 
     def _mark_active(self, i: int, agents: Sequence[Agent]) -> None:
         for active in self._active.values():

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from rollmill.core.types import FINAL_MASK, HostEnvironment, HostStep
+from rollmill.envs.host.action_masks import LATE_MASK, mask_of_shape
 from rollmill.envs.host.actions import element_splitter
 from rollmill.envs.host.episode_sums import RunningSums
 from rollmill.envs.host.layout import allocate, leaves, step_struct
@@ -52,8 +53,8 @@ class PythonVector(OneByOne):
         for i, (env, action) in enumerate(zip(envs, self._elements(actions), strict=True)):
             try:
                 observation, reward[i], terminated[i], truncated[i], info = env.step(action)
-                if mask is not None:
-                    mask[i] = info["action_mask"]
+                if info or mask is not None:
+                    self._see_mask(i, info)
                 write(current, i, observation)
             except (Exception, SystemExit) as error:
                 self._copies.fail(i, "step", error)
@@ -66,12 +67,17 @@ class PythonVector(OneByOne):
         for target, source in zip(*pairs, strict=True):
             target[i] = source[i]
 
+    def _see_mask(self, i: int, info: Mapping[str, Any]) -> None:
+        if self._mask is not None:
+            self._mask[i] = mask_of_shape(info["action_mask"], self._mask.shape[1:])
+        elif info.get("action_mask") is not None:
+            raise ValueError(LATE_MASK)
+
     def _begin_episode(self, i: int) -> None:
         def reset(env: gymnasium.Env, seed: int | None) -> None:
             options = {} if self._reset_options is None else {"options": dict(self._reset_options)}
             observation, info = env.reset(seed=seed, **options)
-            if self._mask is not None:
-                self._mask[i] = info["action_mask"]
+            self._see_mask(i, info)
             self._write(self._current, i, observation)
 
         self._copies.begin_episode(i, reset)
