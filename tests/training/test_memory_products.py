@@ -221,12 +221,12 @@ def state_of(run, graph, iteration, *, synchronous=True):
         return to_host(checkpoints.restore(state_shapes(graph), iteration=iteration, given=given).state)
 
 
-def assert_filled(state, iteration):
-    """The memory has all steps of each environment, and is not blank."""
+def assert_filled(state, iteration, *, left_out=0):
+    """The memory has all steps of each environment but the last ones that may be left out, and is not blank."""
     words = "rings.rows.words"
     if "rings.steps" in state:
-        words = "rings.views.words"
-        assert state["rings.steps"].tolist() == [iteration * STEPS] * ENVS
+        words, missing = "rings.views.words", iteration * STEPS - state["rings.steps"]
+        assert missing.shape == (ENVS,) and missing.min() >= 0 and missing.max() <= left_out
     assert all((words != 0).any() for words in state[words])
 
 
@@ -261,6 +261,7 @@ def test_a_killed_training_goes_on_as_if_it_had_not_been(name, place, tmp_path):
 def test_a_training_that_moves_takes_its_memory_along(name, place, tmp_path):
     """To one program, or from it to a mesh: the memory is that of the place before, and what is learned, too."""
     graph, placement = learners()[name], placements()[place]
+    synchronous = plan_of(graph, placement).partition.synchronous
     run = trained_with_checkpoints(name, placement, tmp_path / "whole")
     elsewhere = (
         {"place": "mesh", "learners": 2} if placement.name == "one program" else {"distribution": "gpu-only"}
@@ -268,8 +269,9 @@ def test_a_training_that_moves_takes_its_memory_along(name, place, tmp_path):
     folder, _ = killed_midway(run, tmp_path / "moved")
     again = rollmill.resume(folder, quiet=True, **elsewhere)
     moved = state_of(again, graph, ITERATIONS)
-    assert_filled(moved, ITERATIONS)
-    if plan_of(graph, placement).partition.synchronous:
+    # Episodes that a checkpoint leaves out end before their newest step, whose next observation is not stored.
+    assert_filled(moved, ITERATIONS, left_out=0 if synchronous else 1)
+    if synchronous:
         close = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-4)
         jax.tree.map(close, load_weights(again.directory).weights, load_weights(run.directory).weights)
 
