@@ -92,7 +92,10 @@ def test_several_seeds_have_a_summary_over_them(rollmill, tmp_path):
     assert summary["total_env_steps"] == 3 * summary["env_steps"] == 3 * 256
     mean = sum(summary["final_return_per_seed"]) / 3
     assert summary["final_return"] == pytest.approx(mean)
-    assert rollmill("evaluate", "seeds", "--episodes", 4, "--train-seed", 6).returncode == 0
+    first = rollmill("evaluate", "seeds", "--episodes", 4).stdout
+    assert "training seed 5: mean return" in first
+    other = json.loads(rollmill("evaluate", "seeds", "--episodes", 4, "--train-seed", 6, "--json").stdout)
+    assert other["train_seed"] == 6
     wrong = rollmill("evaluate", "seeds", "--train-seed", 4)
     assert wrong.returncode == 2 and "seed=4 was not trained in seeds, which has the seeds 5, 6, 7" in wrong.stderr
 

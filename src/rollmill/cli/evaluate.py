@@ -87,7 +87,8 @@ def run(arguments: list[str]) -> int:
 def _episodes(options: Evaluate, loaded: LoadedRun) -> dict[str, Any]:
     episodes = evaluate_run(loaded, episodes=options.episodes, record=options.record, **options.play)
     environment = options.env or loaded.graph.settings["environment"]
-    return _result(environment, {"iteration": loaded.iteration}, episodes)
+    of_seed = {} if loaded.seed is None else {"train_seed": loaded.seed}
+    return _result(environment, {"iteration": loaded.iteration, **of_seed}, episodes)
 
 
 def _rule_episodes(options: Evaluate) -> dict[str, Any]:
@@ -281,6 +282,7 @@ def _match_sentence(result: dict[str, Any]) -> str:
 
 def _sentence(result: dict) -> str:
     policy = result["policy"] if "policy" in result else f"iteration {result['iteration']}"
+    policy += f", training seed {result['train_seed']}" if "train_seed" in result else ""
     kinds = len(result.get("mean_returns", {}))
     if kinds > 1:  # the returns of opponents cancel out, so the spread of their mean says little
         returns = f"{_of_kinds(result)}, all agents {result['mean_return']:.5g}"

@@ -66,7 +66,8 @@ def load_weights(
     found = restore_run(run_dir, checkpoint=checkpoint, algorithm=algorithm, imports=imports, trust=trust)
     weights_of = weights_of_seed(found.run, found.graph, found.seeds, seed)
     weights = weights_of(found.restored.state)
-    return LoadedRun(found.graph, weights, found.restored.iteration, found.run.root.resolve().name)
+    of_several = None if len(found.seeds) == 1 else found.seeds[0] if seed is None else seed
+    return LoadedRun(found.graph, weights, found.restored.iteration, found.run.root.resolve().name, of_several)
 
 
 def weights_of_seed(

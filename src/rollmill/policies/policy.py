@@ -43,6 +43,8 @@ class LoadedRun(NamedTuple):
     iteration: int
     name: str = ""
     """Name of the run directory."""
+    seed: int | None = None
+    """Training seed of the weights, or None if the run trained a single seed."""
 
 
 class PolicyInput(NamedTuple):
