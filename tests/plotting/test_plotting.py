@@ -44,6 +44,21 @@ def test_seeds_of_a_configuration_are_one_group_with_mean_and_range(tmp_path):
     assert (group.steps.mean[-1], group.steps.low[-1], group.steps.high[-1]) == (20.0, 10.0, 30.0)
 
 
+def test_a_repeated_seed_counts_once(tmp_path, capsys):
+    repeated = [recorded(tmp_path, name, [0.0, last]) for name, last in (("a", 2.0), ("b", 4.0))]
+    (alone,) = rollmill.plot(*repeated).groups
+    assert alone.runs == ("a", "b") and alone.last.tolist() == [3.0]
+    assert alone.steps.mean[-1] == alone.steps.low[-1] == alone.steps.high[-1] == 3.0
+    seeds = recorded(tmp_path, "c", [[0.0, 0.0], [6.0, 9.0]], seed=0, num_seeds=2)
+    (group,) = rollmill.plot(*repeated, seeds).groups
+    assert group.last.tolist() == [4.0, 9.0]
+    assert (group.steps.mean[-1], group.steps.low[-1], group.steps.high[-1]) == (6.5, 4.0, 9.0)
+    with pytest.raises(SystemExit, match="0"):
+        main(["plot", *map(str, repeated), str(seeds), "--output", str(tmp_path / "p.html")])
+    assert "6.50, 4 runs of 2 seeds from 4.00 to 9.00" in capsys.readouterr().out
+    assert "(4 runs of 2 seeds)" in (tmp_path / "p.html").read_text()
+
+
 def test_seeds_of_one_program_are_curves_of_their_own(tmp_path):
     run = recorded(tmp_path, "a", [[0.0, 4.0], [1.0, 7.0]], seed=3, num_seeds=2)
     (group,) = rollmill.plot(run).groups

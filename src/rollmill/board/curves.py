@@ -114,7 +114,7 @@ def _group_lines(curves: Sequence[SeedCurve], axis: str, smoothing: float) -> li
 
 def _group_line(index: int, group: CurveGroup, axis: str) -> ChartLine:
     values = (part.tolist() for part in getattr(group, axis))
-    seeds = f" ({len(group.runs)} seeds)" if len(group.runs) > 1 else ""
+    seeds = f" ({group.seeds_text})" if group.seeds_text else ""
     return ChartLine(group.label + seeds, colour_of(index), *values, is_faint=index >= COLOURED)
 
 

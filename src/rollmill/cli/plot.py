@@ -76,7 +76,8 @@ def _lines(curves: Curves) -> list[str]:
     for group in curves.groups[:MAX_LINES]:
         last = (group.last.mean(), group.last.min(), group.last.max())
         mean, low, high = (number(float(value)) for value in last)
-        seeds = f", {len(group.runs)} seeds from {low} to {high}" if len(group.runs) > 1 else ""
+        extremes = f" from {low} to {high}" if len(group.last) > 1 else ""
+        seeds = f", {group.seeds_text}{extremes}" if group.seeds_text else ""
         lines.append(
             f"{printable(group.label)}: {curves.metric} {mean}{seeds}, after {compact(group.last_steps)} steps"
         )

@@ -1,6 +1,6 @@
 """Groups the curves of several runs by configuration, with means and intervals over seeds.
 
-Shape letter: `P` points along an axis.
+Shape letters: `P` points along an axis, `S` seeds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,6 +12,7 @@ from jaxtyping import Float
 
 from rollmill.core.errors import DataError
 from rollmill.core.json_data import short_json
+from rollmill.core.text import format_count
 from rollmill.record.metric_curves import MetricPoint
 from rollmill.sweeps.intervals import bootstrap_interval
 
@@ -64,11 +65,19 @@ class CurveGroup(NamedTuple):
     """Name of each curve's run."""
     steps: Band
     seconds: Band
-    last: Float[np.ndarray, " curves"]
-    """Last value of each curve."""
+    last: Float[np.ndarray, " S"]
+    """Last value of each seed: the mean over its curves, of which there are several if runs repeat a seed."""
     last_steps: float
     """Environment steps at the end of the longest curve."""
     last_seconds: float
+
+    @property
+    def seeds_text(self) -> str:
+        """Number of seeds, such as `3 seeds` or `4 runs of 3 seeds`, or an empty string for a single curve."""
+        seeds, runs = len(self.last), len(self.runs)
+        if runs == seeds:
+            return f"{seeds} seeds" if seeds > 1 else ""
+        return f"{runs} runs of {format_count(seeds, 'seed')}"
 
 
 class Curves(NamedTuple):
@@ -175,12 +184,12 @@ def setting_text(value: Any) -> str:
 
 def _group(label: str, members: Sequence[SeedCurve], smoothing: float) -> CurveGroup:
     smooth = [smooth_values(np.array([point.value for point in member.points]), smoothing) for member in members]
-    bands = {axis: _band(_positions(members, axis), smooth) for axis in AXES}
+    bands = {axis: _band(members, _positions(members, axis), smooth) for axis in AXES}
     return CurveGroup(
         label=label,
         runs=tuple(member.run for member in members),
         **bands,
-        last=np.array([values[-1] for values in smooth]),
+        last=_seed_means(members, np.array([values[-1] for values in smooth])),
         last_steps=max(member.points[-1].env_steps for member in members),
         last_seconds=max(member.points[-1].seconds for member in members),
     )
@@ -216,8 +225,23 @@ def thin_points(points: Sequence[MetricPoint], max_points: int) -> list[MetricPo
     return [*(MetricPoint(*part.mean(0).tolist()) for part in parts), points[-1]]
 
 
-def _band(positions: Sequence[Float[np.ndarray, " _"]], values: Sequence[Float[np.ndarray, " _"]]) -> Band:
-    """Returns the mean of curves and its interval, from their first common step. Ended curves stay constant."""
+def _seed_means(members: Sequence[SeedCurve], rows: Float[np.ndarray, "curves ..."]) -> Float[np.ndarray, "S ..."]:
+    """Returns the mean over the curves of each seed. A repeated seed says nothing about the spread over seeds."""
+    of_seed: dict[object, list[int]] = {}
+    for index, member in enumerate(members):
+        of_seed.setdefault(("curve", index) if member.seed is None else member.seed, []).append(index)
+    return np.stack([rows[indices].mean(0) for indices in of_seed.values()])
+
+
+def _band(
+    members: Sequence[SeedCurve],
+    positions: Sequence[Float[np.ndarray, " _"]],
+    values: Sequence[Float[np.ndarray, " _"]],
+) -> Band:
+    """Returns the mean over seeds and its interval, from the first common step of the curves. Ended curves stay
+    constant.
+    """
     x = np.linspace(max(at[0] for at in positions), max(at[-1] for at in positions), POINTS)
-    rows = np.stack([np.interp(x, at, value) for at, value in zip(positions, values, strict=True)])
+    curves = np.stack([np.interp(x, at, value) for at, value in zip(positions, values, strict=True)])
+    rows = _seed_means(members, curves)
     return Band(x, rows.mean(0), *bootstrap_interval(rows))

@@ -12,7 +12,7 @@ from rollmill.plotting.labels import AXIS_TITLES, MAX_LABEL, baseline_label, exp
 MAX_FAINT = 200
 MAX_ROWS = 500
 """Maximum number of groups in the table, those with the highest last values."""
-LONGEST = MAX_LABEL + 20
+LONGEST = MAX_LABEL + 24
 """Maximum number of characters of a label, including the number of seeds."""
 COLUMNS = ("group", "seeds", "last mean", "lowest", "highest", "steps", "seconds")
 
@@ -43,7 +43,7 @@ def _subject(curves: Curves) -> str:
         runs = {run for group in curves.groups for run in group.runs}
         num_runs = f", {len(runs)} runs" if len(runs) > 1 else ""
         return one_line(truncate(", ".join(curves.kinds), MAX_LABEL)) + num_runs
-    groups, seeds = len(curves.groups), sum(len(group.runs) for group in curves.groups)
+    groups, seeds = len(curves.groups), sum(len(group.last) for group in curves.groups)
     if groups == 1:
         return labels(curves.groups)[0]
     return f"{groups} configurations" + (f", {seeds} seeds" if seeds > groups else "")
@@ -75,7 +75,7 @@ def _row(name: str, group: CurveGroup) -> tuple[str, ...]:
     last = (group.last.mean(), group.last.min(), group.last.max())
     return (
         name,
-        str(len(group.runs)),
+        str(len(group.last)),
         *(number(float(value)) for value in last),
         compact(group.last_steps),
         number(group.last_seconds),

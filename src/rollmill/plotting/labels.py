@@ -33,7 +33,7 @@ def _distinct(text: str, group: CurveGroup) -> str:
 
 
 def _seeds(group: CurveGroup) -> str:
-    return f" ({len(group.runs)} seeds)" if len(group.runs) > 1 else ""
+    return f" ({group.seeds_text})" if group.seeds_text else ""
 
 
 def baseline_label(name: str, value: float) -> str:
@@ -43,7 +43,7 @@ def baseline_label(name: str, value: float) -> str:
 
 def explanation(curves: Curves) -> str:
     """Returns a sentence or two on how to read the figure."""
-    several = any(len(group.runs) > 1 for group in curves.groups)
+    several = any(len(group.last) > 1 for group in curves.groups)
     means = (
         "Lines are means over seeds, and areas are 95 % confidence intervals. A seed that has ended keeps its "
         "last value."

@@ -33,7 +33,7 @@ def _draw(part: Any, curves: Curves, axis: str) -> None:
         group, band = curves.groups[index], getattr(curves.groups[index], axis)
         coloured = index < COLOURED
         colour = COLOURS[index] if coloured else GREY
-        if len(group.runs) > 1 and coloured:
+        if len(group.last) > 1 and coloured:
             part.fill_between(band.x, band.low, band.high, color=colour, alpha=0.18, linewidth=0)
         part.plot(band.x, band.mean, color=colour, linewidth=1.8 if coloured else 0.8)
     for colour, name in zip(COLOURS, labels(curves.groups)[:COLOURED], strict=False):
