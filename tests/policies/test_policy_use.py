@@ -60,7 +60,7 @@ def test_a_batch_of_any_leading_axes_has_the_actions_of_its_observations(cartpol
 
 
 def test_the_action_is_that_of_the_graph(cartpole):
-    graph, weights, _, _ = cartpole.loaded
+    graph, weights = cartpole.loaded.graph, cartpole.loaded.weights
     for observation in drawn((20, 4)).astype(np.float32):
         expected = graph.greedy(weights, jax.random.key(0), (), jnp.asarray(observation), ()).action
         assert cartpole.action(observation) == expected == cartpole(observation)
