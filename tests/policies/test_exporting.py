@@ -381,6 +381,11 @@ def test_mistakes_are_sentences_and_write_nothing(small, tmp_path):
     before = sorted(tmp_path.iterdir())
     for arguments, sentence in (
         ((small, tmp_path / "x.onnx", "onxx"), "unknown format 'onxx'. Did you mean onnx"),
+        (
+            (small, tmp_path / "x.stablehlo", "onnx"),
+            r"x.stablehlo has the ending of .* than onnx.*--format stablehlo",
+        ),
+        ((small, tmp_path / "x.onnx", "stablehlo"), r"x.onnx has the ending of .* than stablehlo.*format='onnx'"),
         ((small, tmp_path / "there.onnx", "onnx"), r"there.onnx already exists. hint: --force \(force=True\)"),
         ((small, tmp_path / "taken.stablehlo", "stablehlo"), "taken.stablehlo.json already exists"),
         ((small, tmp_path / "folder", "onnx"), "folder is a folder"),

@@ -71,8 +71,8 @@ def export(
         trust: as for `load`.
 
     Raises:
-        UsageError: the format is unknown, a package is missing, the file exists or cannot be written, or the
-            format cannot represent the policy. Nothing is written.
+        UsageError: the format is unknown, the path has the ending of another format, a package is missing, the
+            file exists or cannot be written, or the format cannot represent the policy. Nothing is written.
         CheckpointError: the directory is not a run, or has no complete checkpoint.
 
     Examples:
@@ -81,6 +81,12 @@ def export(
     if format not in FORMATS:
         raise unknown_name("format", str(format), FORMATS)
     place: Path = coerce("path", Path, path)
+    named = place.suffix.removeprefix(".")
+    if named in FORMATS and named != format:
+        raise UsageError(
+            f"{place} has the ending of another format than {format}. hint: --format {named} (format={named!r}), "
+            "or another name."
+        )
     places = _places(place, format)
     check_destinations(places, force=force)
     if not isinstance(source, Policy):
