@@ -184,17 +184,24 @@ def trained(name, placement, folder, **more):
     return rollmill.train(learners()[name], run_dir=folder, **options)
 
 
-def trained_with_checkpoints(name, placement, folder):
-    """A run with a checkpoint in the middle.
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory):
+    """Trains a variant under a placement, once for all tests. The run has a checkpoint in the middle.
 
     Workers do not wait for the coordinator, which asks them for checkpoints. On a busy machine, they may end
     before it asks for the first one.
     """
-    for attempt in range(ATTEMPTS):
-        run = trained(name, placement, folder / str(attempt))
-        if len(saved_iterations(run.directory)) > 2:
-            return run
-    raise AssertionError(f"none of {ATTEMPTS} runs has a checkpoint between its first and its last")
+
+    @functools.cache
+    def train_whole(name, place):
+        folder = tmp_path_factory.mktemp("whole")
+        for attempt in range(ATTEMPTS):
+            run = trained(name, placements()[place], folder / str(attempt))
+            if len(saved_iterations(run.directory)) > 2:
+                return run
+        raise AssertionError(f"none of {ATTEMPTS} runs has a checkpoint between its first and its last")
+
+    return train_whole
 
 
 def saved_iterations(folder):
@@ -237,10 +244,10 @@ def assert_filled(state, iteration, *, left_out=0):
         for case in CASES
     ],
 )
-def test_a_killed_training_goes_on_as_if_it_had_not_been(name, place, tmp_path):
+def test_a_killed_training_goes_on_as_if_it_had_not_been(name, place, whole_run, tmp_path):
     graph, placement = learners()[name], placements()[place]
     synchronous = plan_of(graph, placement).partition.synchronous
-    run = trained_with_checkpoints(name, placement, tmp_path / "whole")
+    run = whole_run(name, place)
     folder, number = killed_midway(run, tmp_path / "killed")
     midway = state_of(folder, graph, number, synchronous=synchronous)
     assert_filled(midway, number)
@@ -258,11 +265,11 @@ def test_a_killed_training_goes_on_as_if_it_had_not_been(name, place, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "place"), CASES)
-def test_a_training_that_moves_takes_its_memory_along(name, place, tmp_path):
+def test_a_training_that_moves_takes_its_memory_along(name, place, whole_run, tmp_path):
     """To one program, or from it to a mesh: the memory is that of the place before, and what is learned, too."""
     graph, placement = learners()[name], placements()[place]
     synchronous = plan_of(graph, placement).partition.synchronous
-    run = trained_with_checkpoints(name, placement, tmp_path / "whole")
+    run = whole_run(name, place)
     elsewhere = (
         {"place": "mesh", "learners": 2} if placement.name == "one program" else {"distribution": "gpu-only"}
     )
@@ -278,9 +285,9 @@ def test_a_training_that_moves_takes_its_memory_along(name, place, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*NAMES, "sequences"])
-def test_a_mesh_that_loses_a_process_keeps_its_memory(name, tmp_path, capsys):
+def test_a_mesh_that_loses_a_process_keeps_its_memory(name, whole_run, tmp_path, capsys):
     mesh = placements()["mesh"]
-    right, said, killed = trained(name, mesh, tmp_path / "whole"), [], []
+    right, said, killed = whole_run(name, "mesh"), [], []
 
     def kill_one(event):
         said.append(capsys.readouterr().err)
