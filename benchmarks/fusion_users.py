@@ -2,7 +2,7 @@
 
     PYTHONPATH=tests/fusion:tests python benchmarks/fusion_users.py [NAMES] [--no-rates] [--add]
 
-The environments are those of tests/fusion/user_environments.py and game_environments.py. Steps are compared in
+The environments are those of tests/fusion/user_*.py and game_environments.py. Steps are compared in
 episodes of random actions: integers and flags have to be those of XLA, and floats to agree to their last digits. A
 rate is of a rollout of 32 steps of 64 copies with a policy of two layers of 64, by a kernel over XLA, as `auto`
 measures it. On a GPU kernels are Triton's, and are compared with XLA on the CPU, whose elementary functions differ

@@ -15,11 +15,13 @@ from drawn_compare import AS_UNFUSED, Way, plain, results
 from fused_runs import lowered_for
 from game_environments import GAMES
 from user_environments import ENVIRONMENTS
+from user_games import GAMES_OF_USERS
+from user_systems import SYSTEMS
 
 from rollmill.envs import auto_reset
 from rollmill.fusion import LoweredFunction
 
-EVERY = GAMES | ENVIRONMENTS
+EVERY = GAMES | ENVIRONMENTS | GAMES_OF_USERS | SYSTEMS
 
 
 class Steps(NamedTuple):
