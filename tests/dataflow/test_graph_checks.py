@@ -109,6 +109,26 @@ def test_metrics_of_a_loss_are_scalars(graph):
         fingerprint(learn_by(graph, loss))
 
 
+@pytest.mark.parametrize("metric", [None, {"part": jnp.zeros(())}, "text"])
+def test_metrics_are_numbers(graph, metric):
+    def loss(weights, learner, sample, sequence):
+        return weigh(weights, sample), {"each": metric}
+
+    with raises("metric-gradients-is-expected-scalar", "'each'"):
+        fingerprint(learn_by(graph, loss))
+
+
+@pytest.mark.parametrize("name", ["env_steps", "episode/return", "losses/gradient_norm", "finite/mine", 3])
+def test_metrics_do_not_replace_those_of_every_run(graph, name):
+    def loss(weights, learner, sample, sequence):
+        return weigh(weights, sample), {name: jnp.zeros(())}
+
+    with raises("returned-metric-called-expected-string", repr(name), "gradients"):
+        fingerprint(learn_by(graph, loss))
+    with raises("returned-metric-called-expected-string", repr(name), "report"):
+        fingerprint(graph._replace(report=lambda learner, batch: {name: jnp.zeros(())}))
+
+
 def test_a_loss_returns_metrics(graph):
     with raises("loss-one-sample-returned-expected", "float32[]"):
         fingerprint(learn_by(graph, lambda weights, learner, sample, sequence: weigh(weights, sample)))

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from gymnasium import spaces
 from jaxtyping import Array, Float, PyTree
 
@@ -12,6 +13,20 @@ from rollmill.core.contracts import outline
 from rollmill.core.errors import ContractError
 from rollmill.core.spaces import struct
 from rollmill.dataflow.graph import Batch, Graph, Trajectory
+
+RECORDED = (
+    "iteration",
+    "env_steps",
+    "seconds",
+    "steps_per_second",
+    "epochs",
+    "losses/gradient_norm",
+    "losses/explained_variance",
+)
+"""Metrics that every run records, and which an algorithm cannot return."""
+RECORDED_PREFIXES = ("episode/", "episodes/", "evaluation/", "finite/", "gpu/")
+"""Prefixes of such metrics."""
+_NUMERIC = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct, bool, int, float)
 
 
 def check_loss(returned: Any) -> None:
@@ -59,14 +74,23 @@ def value_and_gradients(
     return result
 
 
-def check_metrics(metrics: Any) -> None:
-    """Raises a `ContractError` unless metrics are a dictionary from names to scalars."""
+def check_metrics(metrics: Any, origin: str = "gradients") -> None:
+    """Raises a `ContractError` unless metrics are a dictionary from names to scalars.
+
+    Names of metrics that every run records are also rejected, because they would replace the recorded values.
+    `origin` is the function of the graph that returned the metrics.
+    """
     if not isinstance(metrics, Mapping):
-        raise ContractError(f"the metrics of gradients are {outline(metrics)}, expected a dictionary of scalars.")
+        raise ContractError(f"the metrics of {origin} are {outline(metrics)}, expected a dictionary of scalars.")
     for name, metric in metrics.items():
-        if jnp.shape(metric) != ():
+        if not isinstance(name, str) or name in RECORDED or name.startswith(RECORDED_PREFIXES):
             raise ContractError(
-                f"the metric {name!r} of gradients is {outline(metric)}, expected a scalar. hint: take its mean."
+                f"{origin} returned a metric called {name!r}, expected a string that names no metric which every "
+                "run records. hint: use a name such as losses/mine."
+            )
+        if not isinstance(metric, _NUMERIC) or jnp.shape(metric) != ():
+            raise ContractError(
+                f"the metric {name!r} of {origin} is {outline(metric)}, expected a scalar. hint: take its mean."
             )
 
 

@@ -19,7 +19,7 @@ from rollmill.core.operations import operation_scope
 from rollmill.core.types import Key
 from rollmill.dataflow.collecting import collection_metrics
 from rollmill.dataflow.experience import FILL
-from rollmill.dataflow.fragment_results import check_batch
+from rollmill.dataflow.fragment_results import check_batch, check_metrics
 from rollmill.dataflow.graph import Batch, Graph, Learner, Metrics, Reduce, Trajectory
 from rollmill.dataflow.minibatch_loop import (
     MakeMinibatchLoop,
@@ -95,7 +95,11 @@ def prepare(
 
 def report(graph: Graph, learner: Learner, batch: Batch) -> Metrics:
     """Returns the algorithm's own metrics of the learner and the prepared batch, before reduction."""
-    return {} if graph.report is None else graph.report(learner, batch)
+    if graph.report is None:
+        return {}
+    metrics = graph.report(learner, batch)
+    check_metrics(metrics, "report")
+    return metrics
 
 
 def learn(
