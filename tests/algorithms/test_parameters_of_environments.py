@@ -134,6 +134,8 @@ def test_a_distribution_is_drawn_from_for_each_episode():
         ({"gravty": 3.7}, "CartPole-v1 has no option 'gravty'. Did you mean gravity?"),
         ({"gravity": "low"}, "CartPole-v1: gravity='low' must be of type float"),
         ({"gravity": "linear:1"}, "CartPole-v1: gravity='linear:1' must be a number or a schedule"),
+        ({"gravity": "uniform:nan:1"}, "gravity='uniform:nan:1' must be uniform:LOW:HIGH, with finite numbers"),
+        ({"gravity": "uniform:1"}, "gravity='uniform:1' must be uniform:LOW:HIGH, with finite numbers"),
         ({"gravity": "uniform:2:1"}, "CartPole-v1: gravity='uniform:2:1' has a lower bound above its upper bound"),
         ({"gravity": float("inf")}, "CartPole-v1: gravity=inf must be finite"),
     ],

@@ -67,14 +67,22 @@ def _parse(env: Environment, name: str, text: str, default: Any) -> NumberSchedu
     if not isinstance(default, float):
         raise UsageError(f"{env.name}: {name}={text!r} must be an integer, like its default {default!r}.")
     shape, _, ends = text.partition(":")
+    if shape == UNIFORM:
+        return _parse_distribution(env, name, text, ends)
     try:
-        course = parse_schedule(name, f"linear:{ends}" if shape == UNIFORM else text)
+        return parse_schedule(name, text)
     except UsageError as error:
-        hint = "hint: uniform:LOW:HIGH draws a number for each episode."
-        raise UsageError(f"{env.name}: {error} {hint}") from None
-    if shape == UNIFORM and course.first > course.last:
+        raise UsageError(f"{env.name}: {error} hint: uniform:LOW:HIGH draws a number for each episode.") from None
+
+
+def _parse_distribution(env: Environment, name: str, text: str, ends: str) -> NumberSchedule:
+    try:
+        bounds = parse_schedule(name, f"linear:{ends}")
+    except UsageError:
+        raise UsageError(f"{env.name}: {name}={text!r} must be uniform:LOW:HIGH, with finite numbers.") from None
+    if bounds.first > bounds.last:
         raise UsageError(f"{env.name}: {name}={text!r} has a lower bound above its upper bound.")
-    return course._replace(shape=UNIFORM) if shape == UNIFORM else course
+    return bounds._replace(shape=UNIFORM)
 
 
 def replace_params(params: Params, numbers: Mapping[str, Any]) -> Params:
