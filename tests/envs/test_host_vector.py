@@ -239,6 +239,28 @@ def test_a_mask_without_a_legal_action_is_found():
         envs.check_environment(envs.host_environment("Empty", Empty), num_steps=20)
 
 
+@pytest.mark.parametrize(
+    ("returned", "text"),
+    [
+        (
+            (0, 1.0, False, {}),
+            "step returned 4 values, expected (observation, reward, terminated, truncated, info).",
+        ),
+        (None, "step returned a NoneType, expected (observation, reward, terminated, truncated, info)."),
+        (
+            (np.zeros(2), [1], False, False, {}),
+            "step returned reward=[1], terminated=False and truncated=False, expected a number and two booleans.",
+        ),
+    ],
+)
+def test_results_that_are_no_step_are_named(returned, text):
+    script = type("Wrong", (host_cases.Script,), {"step": lambda self, action: returned})
+    vector = envs.host_environment("Wrong", script).start([0], seed=0)
+    vector.reset()
+    vector.step(np.zeros(1, np.int32))
+    assert vector.drain_failures()[0].error == f"ValueError: {text}"
+
+
 def test_nan_and_infinity_are_named():
     class Astray(host_cases.Script):
         def step(self, action):

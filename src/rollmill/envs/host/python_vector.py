@@ -52,7 +52,11 @@ class PythonVector(OneByOne):
         envs: list[Any] = self._copies.objects
         for i, (env, action) in enumerate(zip(envs, self._elements(actions), strict=True)):
             try:
-                observation, reward[i], terminated[i], truncated[i], info = env.step(action)
+                returned = env.step(action)
+                try:
+                    observation, reward[i], terminated[i], truncated[i], info = returned
+                except (TypeError, ValueError, OverflowError) as error:
+                    raise _wrong_result(returned) from error
                 if info or mask is not None:
                     self._see_mask(i, info)
                 write(current, i, observation)
@@ -89,3 +93,15 @@ class PythonVector(OneByOne):
     def _copy_next(self, out: HostStep) -> None:
         if self._mask is not None:
             out.info["action_mask"][:] = self._mask
+
+
+def _wrong_result(returned: Any) -> ValueError:
+    """Returns the error for a step that returned no tuple of Gymnasium, or a reward that is no number."""
+    if not isinstance(returned, tuple) or len(returned) != 5:
+        found = f"{len(returned)} values" if isinstance(returned, tuple) else f"a {type(returned).__name__}"
+        return ValueError(f"step returned {found}, expected (observation, reward, terminated, truncated, info).")
+    _, reward, terminated, truncated, _ = returned
+    return ValueError(
+        f"step returned reward={reward!r}, terminated={terminated!r} and truncated={truncated!r}, expected a "
+        "number and two booleans."
+    )
