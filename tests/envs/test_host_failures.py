@@ -228,7 +228,7 @@ def test_what_is_no_timestep_is_a_failure():
     vector = envs.host_environment("Old", Old).start([0], seed=0)
     vector.reset()
     assert vector.step(NO_OP[:1]).truncated.all()
-    assert "not enough values to unpack" in vector.drain_failures()[0].error
+    assert "step returned 4 values" in vector.drain_failures()[0].error
 
 
 # --- environments that exit the program ----------------------------------------------------------------
