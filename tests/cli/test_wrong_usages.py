@@ -1,6 +1,6 @@
 """Wrong usages of every command: exit code 2 and a sentence, neither a traceback nor a file."""
 
-import pytest
+import sys
 
 from rollmill.cli import main
 
@@ -183,9 +183,9 @@ trian ppo CartPole-v1
 """
 
 
-@pytest.mark.slow
 def test_every_wrong_usage_is_answered_by_a_sentence(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # of the modules that are imported here
     (tmp_path / "boom.py").write_text("raise ValueError('no')\n")
     (tmp_path / "conf.toml").write_text("learning_rat = 1\n")
     (tmp_path / "bad.json").write_text("{")
