@@ -19,7 +19,7 @@ network = rollmill.NetworkConfig(hidden_sizes=(8,))
 sizes = {"num_envs": 6, "num_steps": 4, "num_minibatches": 1, "num_shards": 2, "total_timesteps": 240}
 graph = rollmill.ppo("CartPole-v1", network=network, **sizes)
 key = jax.random.key(np.uint32(3))
-quickly = compiler_options.QUICK_COMPILATION  # of the iteration, which does not run
+quickly = compiler_options.start_options()  # of the iteration, which does not run
 program = lower(graph, seeds=(3,), devices=jax.devices()[:2], compiler_options=quickly)
 bits = lambda leaf: np.asarray(jax.random.key_data(leaf) if is_key(leaf.dtype) else leaf)
 kept = jax.tree.leaves_with_path(initial_host_state(graph, state_shapes(graph), key))

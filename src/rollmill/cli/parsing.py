@@ -75,5 +75,6 @@ def positional_words(kind: Any, arguments: Sequence[str], *, prog: str) -> list[
 
 
 def description_of(kind: type) -> str:
-    """Returns the first paragraph of a command's docstring, or an empty string for a generated class."""
-    return "" if kind.__module__ == "types" else (kind.__doc__ or "").partition("\n\n")[0]
+    """Returns the first paragraph of a command's docstring, or an empty string if it has none."""
+    is_generated = (kind.__doc__ or "").startswith(f"{kind.__name__}(")  # by `dataclass`: the signature
+    return "" if is_generated else (kind.__doc__ or "").partition("\n\n")[0]

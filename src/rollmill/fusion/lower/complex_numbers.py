@@ -19,6 +19,7 @@ from rollmill.core.errors import CannotFuse
 from rollmill.core.user_frame import user_frame_of
 from rollmill.fusion.lower.jaxpr import JAX
 from rollmill.fusion.lower.rules.calls import INLINED
+from rollmill.fusion.lower.rules.control import scan_operands
 from rollmill.fusion.lower.values import LoweringError
 
 MAX_LENGTH = 64
@@ -164,8 +165,7 @@ BY_PARTS = {
 
 
 def _scan(params: Mapping[str, Any], values: list[Operand]) -> list[Operand]:
-    first, second = params["num_consts"], params["num_consts"] + params["num_carry"]
-    consts, init, xs = values[:first], values[first:second], values[second:]
+    consts, init, xs = scan_operands(params, values)
 
     def body(carry: list[Operand], x: list[Operand]) -> tuple[list[Operand], list[Operand]]:
         results = _evaluate(params["jaxpr"], [*consts, *carry, *x])

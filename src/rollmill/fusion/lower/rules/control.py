@@ -1,7 +1,7 @@
 """Lowers loops: short ones are unrolled, and others become loops of the program."""
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from jax.core import ShapedArray
@@ -29,6 +29,9 @@ MAX_NODES_SHORT = 10_000
 
 MAX_HELD = 128
 """Maximum size of an array whose elements a loop of the program reads or writes one iteration at a time."""
+
+T = TypeVar("T")
+"""A value or an operand."""
 
 
 # --- while ----------------------------------------------------------------------------------------------
@@ -114,7 +117,7 @@ class _Scan(NamedTuple):
 
 
 def _scan(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
-    fixed, start, taken = _operands(equation, values)
+    fixed, start, taken = scan_operands(equation.params, values)
     params, given = equation.params, equation.outputs[len(start) :]
     scan = _Scan(params["jaxpr"], params["length"], params["reverse"], fixed, start, taken, given, equation.needed)
     if scan.length == 0:
@@ -122,12 +125,12 @@ def _scan(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Va
     return _unroll(ctx, scan) or _count_turns(ctx, scan)
 
 
-def _operands(equation: Equation, values: Sequence[Value]) -> tuple[list[Value], list[Value], list[Value]]:
-    """Returns the operands: fixed values, carried values, and arrays that the loop takes elements from."""
-    if "ft_in" in equation.params:  # since jax 0.11
-        fixed, start, taken = equation.params["ft_in"].update(values).unpack()
+def scan_operands(params: Mapping[str, Any], values: Sequence[T]) -> tuple[list[T], list[T], list[T]]:
+    """Returns the operands of a scan: fixed values, carried values, and arrays that it takes elements from."""
+    if "ft_in" in params:  # since jax 0.11
+        fixed, start, taken = params["ft_in"].update(values).unpack()
         return list(fixed), list(start), list(taken)
-    first, end = equation.params["num_consts"], equation.params["num_consts"] + equation.params["num_carry"]
+    first, end = params["num_consts"], params["num_consts"] + params["num_carry"]
     return list(values[:first]), list(values[first:end]), list(values[end:])
 
 
