@@ -94,8 +94,10 @@ from rollmill.dataflow.learning import (
     restore_schedules as restore_schedules,
 )
 from rollmill.dataflow.loops import (
+    PackedMetrics as PackedMetrics,
     init_state as init_state,
     iterate as iterate,
+    pack_metrics as pack_metrics,
     start_learner as start_learner,
     with_hyperparameters as with_hyperparameters,
 )

@@ -3,7 +3,7 @@
 The functions are pure, and work on the environments of one replica. `reduce` computes the mean over all replicas.
 By default, it is the identity.
 
-Shape letter: `E` environments of this replica.
+Shape letters: `E` environments of this replica, `S` seeds.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,8 @@ from collections.abc import Callable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+import numpy as np
+from jaxtyping import Array, Float, Int
 
 from rollmill.core.operations import operation_scope
 from rollmill.core.types import Key
@@ -106,3 +107,23 @@ def iterate(
             make_minibatch_loop=make_minibatch_loop,
         )
     return State(collector, learner, state.key, state.iteration + 1, rings), metrics
+
+
+class PackedMetrics(eqx.Module):
+    """The metrics of an iteration in one vector, because each transfer from a GPU has a fixed cost.
+
+    Their names are known once the iteration has been traced.
+    """
+
+    values: Float[Array | np.ndarray, "*S metric"]
+    names: tuple[str, ...] = eqx.field(static=True)
+
+    def row(self) -> dict[str, float]:
+        """Returns the metrics of a single seed as floats on the host."""
+        return dict(zip(self.names, np.asarray(self.values).tolist(), strict=True))
+
+
+def pack_metrics(metrics: Metrics) -> PackedMetrics:
+    """Packs metrics into one vector, in alphabetical order of their names."""
+    names = tuple(sorted(metrics))
+    return PackedMetrics(jnp.stack([metrics[name] for name in names]), names)

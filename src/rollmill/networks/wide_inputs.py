@@ -10,8 +10,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rollmill.core.column_major import column_major
-
 MAX_NARROW = 1024
 """Largest input that is joined and multiplied as usual. It takes little time, and kernels compute it, too."""
 
@@ -58,6 +56,8 @@ def _sum_of_padded(*parts: Float[Array, " _"]) -> Float[Array, " I"]:
 
 
 def _product_on_tensor_cores(x: Float[Array, " I"], weight: Float[Array, "I O"]) -> Float[Array, " O"]:
+    from rollmill.core.column_major import column_major  # needed by few networks
+
     missing = -x.size % ALIGNMENT
     aligned = jnp.pad(weight, ((0, missing), (0, 0)))
     return column_major(jnp.pad(x, (0, missing)) @ column_major(aligned))

@@ -25,6 +25,7 @@ from rollmill.dataflow import (
     Hyperparameters,
     Learner,
     Loops,
+    PackedMetrics,
     Reduce,
     State,
     get_traces,
@@ -33,6 +34,7 @@ from rollmill.dataflow import (
     iterate,
     metric_names,
     num_shards_for,
+    pack_metrics,
     start_collector,
     start_digest,
     start_learner,
@@ -45,7 +47,6 @@ from rollmill.programs.iteration_programs import MAKERS, MadeBeside, StepMaker, 
 from rollmill.programs.kernel_choice import KernelRequest
 from rollmill.programs.kernels import Fusion, KernelChoice, Launches, seeds_side_by_side
 from rollmill.programs.meshes import AXES, mesh_of
-from rollmill.programs.packed_metrics import PackedMetrics, pack_metrics
 from rollmill.programs.program_store import NO_STORE, ProgramStore, StorableProgram, store_for
 from rollmill.programs.reductions import MeshAllReduce, mesh_all_reduce
 from rollmill.record.checkpoints import GivenLeaves, LeftOut

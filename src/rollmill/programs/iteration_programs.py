@@ -39,10 +39,12 @@ PACKAGE = Path(__file__).parents[1]
 MAKERS = sorted(
     file
     for pattern in (
+        "core/column_major.py",
         "core/convolutions.py",
         "core/flat_descent.py",
         "core/threefry.py",
         "core/trace_cache.py",
+        "dataflow/loops.py",
         "dataflow/minibatch_loop.py",
         "fusion/backends/cpu/*.py",
         "physics/warp_robots.py",
@@ -50,7 +52,6 @@ MAKERS = sorted(
         "programs/compiled.py",
         "programs/iteration_programs.py",
         "programs/kernels.py",
-        "programs/packed_metrics.py",
         "programs/threefry_code.py",
     )
     for file in PACKAGE.glob(pattern)

@@ -45,6 +45,7 @@ from rollmill.dataflow import (
     learn_from_trajectory,
     mean_over_epochs,
     metrics_without_updates,
+    pack_metrics,
     prepare,
     remote_reduce,
     report,
@@ -52,7 +53,6 @@ from rollmill.dataflow import (
     with_remote_update,
 )
 from rollmill.programs.compiler_options import program_options
-from rollmill.programs.packed_metrics import pack_metrics
 from rollmill.workers.replica.pieces import CompiledPieces
 from rollmill.workers.reports import Row
 
