@@ -285,6 +285,7 @@ def one_of(ctx: Lowering, which: Value, cases: Sequence[Value]) -> Value:
 
 
 UNCHANGED = (
+    "column_major",
     "copy",
     "copy_p",
     "optimization_barrier",
