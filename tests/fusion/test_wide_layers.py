@@ -46,5 +46,5 @@ def test_a_convolutional_network_with_wide_features_is_fused_as_on_a_gpu(monkeyp
     monkeypatch.setattr(
         jax.lax, "platform_dependent", lambda *inputs, cuda=None, default: (cuda or default)(*inputs)
     )
-    sizes = {"num_envs": 8, "num_steps": 4, "num_minibatches": 1, "total_timesteps": 64}
-    lower_rollout(rollmill.ppo(scanner(), network=rollmill.NetworkConfig(torso="cnn"), **sizes))
+    network = rollmill.NetworkConfig(torso="cnn")
+    lower_rollout(rollmill.ppo(scanner(), num_envs=8, num_steps=4, num_minibatches=1, network=network))

@@ -26,7 +26,7 @@ from rollmill.networks import (
     wide_inputs,
 )
 from rollmill.networks.orthogonal import orthogonal, orthonormal_columns
-from rollmill.programs.program_store import calls_of
+from rollmill.programs.program_store import OWN_CALLS, calls_of
 from wordings import raises
 
 KEY = jax.random.key(0)
@@ -309,7 +309,9 @@ def test_matrices_of_a_wide_layer_have_columns_in_gpu_programs_and_equal_gradien
 
     gradient = jax.value_and_grad(loss)
     plain = gradient(layer, batch)
-    columns = [line for line in gpu_program(gradient, layer, batch).splitlines() if "@LayoutConstraint" in line]
+    text = gpu_program(gradient, layer, batch)
+    assert calls_of(text) <= OWN_CALLS, "the program can be stored"
+    columns = [line for line in text.splitlines() if "@LayoutConstraint" in line]
     assert len(columns) == 4  # the weight and the output, and their gradients
     assert all("result_layouts = [dense<[0, 1]>" in line for line in columns)
     assert sum("tensor<5x6xf32>" in line for line in columns) == 2

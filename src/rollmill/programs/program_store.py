@@ -58,10 +58,13 @@ KERNEL_CALL = "triton_kernel_call_ffi"
 """Name of the foreign call that launches a GPU kernel. The program itself contains the kernel."""
 
 OWN_CALLS = {
-    *("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "cu_threefry2x32_ffi"),
+    *("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "LayoutConstraint", "cu_threefry2x32_ffi"),
     *(KERNEL_CALL, THREEFRY_CALL),
 }
-"""Names of foreign calls that a stored program may contain, because they are registered before it is loaded."""
+"""Names of foreign calls that a stored program may contain.
+
+They are registered before the program is loaded, or XLA replaces them while it compiles.
+"""
 
 CACHE_HIT = "/jax/compilation_cache/cache_hits"
 """Event with which JAX reports that a program was loaded from its cache."""
