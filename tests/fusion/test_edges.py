@@ -32,6 +32,7 @@ MOVES = {  # fmt: skip
     "expand_dims",
     "iota",
     "jit",
+    "column_major",
     "layout_constraint",
     "mesh_cast",
     "name",
