@@ -27,6 +27,7 @@ from rollmill.plotting.html import curves_page
 from rollmill.plotting.png import write_png
 from rollmill.record.metric_curves import RETURN, agent_kinds, metric_curve, metric_names
 from rollmill.record.run_directory import RunDirectory
+from rollmill.record.run_files import SWEEP
 from rollmill.record.status import RETURNS
 from rollmill.sweeps.directory import SweepDirectory
 
@@ -38,7 +39,6 @@ CHANGED = "changed"
 """Setting of runs that were resumed with other hyperparameters, which say what changed and when."""
 KIND_RETURNS_TITLE = "returns"
 """Title of a figure with the return of each agent kind."""
-SWEEP = "sweep.json"
 MAX_DIGITS = 20
 """Maximum number of digits of a seed, a 64-bit integer."""
 SUFFIXES = (".html", ".png")

@@ -24,15 +24,13 @@ from rollmill.record.run_files import (
     EVALUATIONS,
     METRICS,
     SUMMARY,
+    SWEEP,
     VERSIONS,
     being_written,
     is_held,
     is_locked,
     lock_run,
 )
-
-SWEEP = "sweep.json"
-"""Name of the file that marks the directory of a sweep."""
 
 
 @dataclass(frozen=True)

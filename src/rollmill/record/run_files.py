@@ -12,6 +12,8 @@ from rollmill.record.json_files import write_failure
 
 CONFIG, SUMMARY, VERSIONS, METRICS = "config.json", "summary.json", "versions.json", "metrics.jsonl"
 LOCK, EVALUATIONS = ".lock", "evaluations.jsonl"
+SWEEP = "sweep.json"
+"""Name of the specification of a sweep, by which its directory is recognised."""
 MAX_LOCK_BYTES = 32
 """Maximum size of a lock file, which contains a process id."""
 

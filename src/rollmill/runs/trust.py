@@ -23,11 +23,12 @@ from rollmill.core.local_paths import local_path
 from rollmill.core.schema import read_as
 from rollmill.core.stored_paths import run_folder, url_of
 from rollmill.record.run_directory import RunDirectory
+from rollmill.record.run_files import CONFIG, SWEEP
 from rollmill.runs.saved_run import SavedConfig
 
 FILE = "trusted_runs.json"
 MAX_BYTES = 8 * 2**20
-CONFIGURATIONS = ("config.json", "sweep.json")
+CONFIGURATIONS = (CONFIG, SWEEP)
 """The files of a run and of a sweep that may name modules."""
 
 CLUSTER, START = "cluster=", "start_from="

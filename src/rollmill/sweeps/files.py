@@ -1,6 +1,8 @@
 """Names of the files of a sweep, and of the states of its trials."""
 
-SPECIFICATION, PROPOSALS, STOPPING = "sweep.json", "proposals.json", "early_stopping.json"
+from rollmill.record.run_files import SWEEP
+
+SPECIFICATION, PROPOSALS, STOPPING = SWEEP, "proposals.json", "early_stopping.json"
 FAILURES = "failures.json"
 TRIALS, TABLE = "trials", "table.csv"
 FINISHED, STOPPED_EARLY, FAILED = "finished", "stopped early", "failed"
