@@ -79,7 +79,7 @@ def program_options(platform: str | None = None) -> CompilerOptions:
         case "cpu":
             return _join(EXACT_PRECISION, *_filter_known(PLAIN_CONVOLUTIONS))
         case "gpu":
-            return _join(EXACT_PRECISION, *_filter_known(CONCURRENT_GRAPHS))
+            return _join(EXACT_PRECISION, CONCURRENT_GRAPHS)
     return EXACT_PRECISION
 
 
