@@ -10,6 +10,7 @@ import dataclasses
 import json
 import math
 import re
+import statistics
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -1076,7 +1077,10 @@ def fusion_users() -> str:
         steps = "equal" if not different else f"{different} of {each['steps']} differ"
         return [name, f"{steps}, {each['ratio']:.1f} x XLA" if "ratio" in each else steps]
 
-    rows = [row(name.replace("_", " "), each) for name, each in read_result("fusion-users").items()]
+    found = read_result("fusion-users")
+    rows = [row(name.replace("_", " "), each) for name, each in found.items()]
+    ratios = [each["ratio"] for each in found.values() if "ratio" in each]
+    rows += [["median", f"{statistics.median(ratios):.1f} x XLA"]] if ratios else []
     return table_of(["Environment", "Steps"], rows)
 
 

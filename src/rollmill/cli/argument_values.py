@@ -155,6 +155,7 @@ def options_like(name: str, known: Iterable[str]) -> list[str]:
 
 
 SWITCH_VALUES = {"true": True, "false": False}
+"""Values that other programs take for a switch, in lower case."""
 
 
 def _switch_with_value(form: _Form, value: str) -> UsageError:

@@ -66,7 +66,7 @@ class CurveGroup(NamedTuple):
     steps: Band
     seconds: Band
     last: Float[np.ndarray, " S"]
-    """Last value of each seed: the mean over its curves, of which there are several if runs repeat a seed."""
+    """Last value of each seed. If several runs have the same seed, it is the mean of their last values."""
     last_steps: float
     """Environment steps at the end of the longest curve."""
     last_seconds: float
