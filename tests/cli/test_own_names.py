@@ -68,3 +68,33 @@ def test_the_command_printed_by_a_program_that_imports_its_own_module_works(tmp_
     )
     assert resumed.returncode == 0, resumed.stderr
     assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "finished"
+
+
+def test_commands_on_a_run_find_the_file_that_was_imported(rollmill, tmp_path, monkeypatch):
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    for folder in ("code", "other"):
+        (tmp_path / folder).mkdir()
+    file = tmp_path / "code/boats.py"
+    file.write_text(BOATS)
+    sizes = ["--num-envs", "8", "--num-steps", "8", "--num-minibatches", "2", "--update-epochs", "1"]
+    small = [*sizes, "--network.hidden-sizes", "8", "--no-tensorboard", "--total-timesteps"]
+    done = rollmill("train", "ppo", "Boat-v0", "--import", "code/boats.py", *small, "64", "--run-dir", "run")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "run/config.json").read_text())["import_files"] == {"boats": str(file)}
+    done = rollmill("evaluate", "run", "--episodes", "2")
+    assert done.returncode == 0 and "Boat-v0, 2 episodes" in done.stdout, done.stderr
+    moved = tmp_path / "other/boats.py"
+    file.rename(moved)
+    done = rollmill("evaluate", "run", "--episodes", "2")
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert f"imported 'boats' from {file}, which does not exist any more" in done.stderr
+    resume = ["resume", "run", "--set", "total_timesteps=128"]
+    done = rollmill(*resume, "--import", "other/boats.py")
+    assert done.returncode == 0, done.stderr
+    done = rollmill("train", "--config", "run/config.json", "--seed", "5", "--run-dir", "again")
+    assert done.returncode == 0, done.stderr  # the resumed run has recorded the new place
+    file.write_text(f"{BOATS}\n# changed")
+    done = rollmill("evaluate", "run", "--episodes", "2", env={"PYTHONPATH": str(file.parent)})
+    assert done.returncode == 2 and f"finds another module with this name, at {file}" in done.stderr
+    done = rollmill("evaluate", "run", "--episodes", "2", "--import", "code/boats.py")
+    assert done.returncode == 0, done.stderr

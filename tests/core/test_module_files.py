@@ -1,5 +1,6 @@
 """Modules that are given as files: `--import walk.py`."""
 
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -11,12 +12,13 @@ from rollmill.cli.config_file import read_config_file
 from rollmill.cli.listing import List
 from rollmill.cli.parsing import parse
 from rollmill.core.errors import UsageError
-from rollmill.core.module_files import function_of_file, module_of_file
+from rollmill.core.module_files import files_of_modules, find_recorded_module, function_of_file, module_of_file
 from rollmill.core.options import options_of
 from rollmill.core.shell import command
 from rollmill.planning.placement import PlacementOptions
 from rollmill.policies.rules import find_rule, names_rule
 from rollmill.runs.specification import import_modules
+from wordings import raises
 
 
 @pytest.fixture(autouse=True)
@@ -108,3 +110,33 @@ def test_a_module_in_the_working_directory_is_to_be_named_by_its_file():
         import_modules(["parts_at_top"])
     with pytest.raises(UsageError, match=r"with PYTHONPATH=\., as in `PYTHONPATH=\. rollmill"):
         import_modules(["parted"])
+
+
+def test_a_recorded_file_is_found_by_the_folder_of_its_package(monkeypatch):
+    file = os.path.realpath("parted/inner.py")
+    find_recorded_module("parted.inner", file, where=Path("run"), named=False)
+    assert sys.path[0] == os.path.realpath(".")
+    import_modules(["parted.inner"])
+    assert files_of_modules(["parted.inner", "json", "nowhere"]) == {"parted.inner": file}
+    Path("moved").mkdir()
+    Path("parted").rename("moved/parted")
+    find_recorded_module("parted.inner", file, where=Path("run"), named=False)  # it is imported already
+    monkeypatch.setattr(sys, "path", sys.path[1:])
+    for name in ("parted", "parted.inner"):
+        del sys.modules[name]
+    importlib.invalidate_caches()
+    with raises("imported-from-does-not-exist", "run", file, "parted.inner", "DIRECTORY/parted/inner.py"):
+        find_recorded_module("parted.inner", file, where=Path("run"), named=False)
+
+
+def test_another_module_of_the_recorded_name_is_not_taken_for_it(monkeypatch):
+    Path("copy").mkdir()
+    recorded, other = os.path.realpath("parts_at_top.py"), Path("copy/parts_at_top.py")
+    monkeypatch.syspath_prepend(os.path.realpath("copy"))
+    other.write_text(Path(recorded).read_text())
+    find_recorded_module("parts_at_top", recorded, where=Path("run"), named=False)  # a copy is the same
+    other.write_text("WHERE = 'elsewhere'")
+    with raises("imported-from-but-python-finds", "copy/parts_at_top.py", "--import parts_at_top"):
+        find_recorded_module("parts_at_top", recorded, where=Path("run"), named=False)
+    find_recorded_module("parts_at_top", recorded, where=Path("run"), named=True)
+    assert sys.path[0] == os.path.realpath("copy")

@@ -7,7 +7,7 @@ precedence.
 import contextlib
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,11 +16,12 @@ from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.core.folder import read_named
 from rollmill.core.json_data import check_limits, parse_object, short_json
 from rollmill.core.options import Option
+from rollmill.core.schema import read_as
 from rollmill.envs.options import option_text
 from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.earlier_versions import with_added
 from rollmill.runs.options import RunOptions
-from rollmill.runs.trust import CLUSTER, START, trusted_modules
+from rollmill.runs.trust import CLUSTER, START, find_recorded, trusted_modules
 from rollmill.training.request import TrainingRequest, named_by
 
 OPTION = "--config"
@@ -58,9 +59,13 @@ class ConfigFile:
     content: Mapping[str, Any]
     is_of_run: bool = False
     """Whether the file is the config.json of a run, which somebody else may have written."""
+    import_files: Mapping[str, str] = field(default_factory=dict)
+    """Files of the modules that the run imported and that are not installed."""
 
     def check_code(self, given: Mapping[str, Any], *, with_environment: bool) -> None:
         """Raises a `UsageError` if a run's file names code that the user has neither allowed nor named.
+
+        Modules that the user has allowed, and that Python does not find, are found in the files of the run.
 
         A module and a cluster count as code, and so does a store, which is opened with the user's credentials.
         `given` has the values of the command's own options, by name. `with_environment` says that the
@@ -88,6 +93,8 @@ class ConfigFile:
                 f"{self.path} was created elsewhere and names the cluster {address}, through which others can "
                 f"run code on this machine. hint: if you trust it, add --cluster {address}."
             )
+        imports = tuple(given.get("import", ()))
+        find_recorded(named.modules & trusted, self.import_files, where=self.path, user_imports=imports)
 
     def _request(self, given: Mapping[str, Any], *, with_environment: bool) -> TrainingRequest:
         """Returns the settings that name code, unless the command line sets them."""
@@ -175,7 +182,8 @@ def read_config_file(path: Path) -> ConfigFile:
                 f"{path} is not a run's config.json. hint: any other configuration file must be TOML, with a "
                 "name that ends in .toml."
             )
-        return ConfigFile(path, _of_run(content, where=str(path)), is_of_run=True)
+        files = read_as(dict[str, str], content.get("import_files", {}), where=str(path), field="import_files")
+        return ConfigFile(path, _of_run(content, where=str(path)), is_of_run=True, import_files=files)
     try:
         content = tomllib.loads(text)
     except RecursionError:

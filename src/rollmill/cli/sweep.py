@@ -21,7 +21,7 @@ from rollmill.gpus.machine_parts import check_sharing
 from rollmill.processes.forks import end_forks, fork_children
 from rollmill.record.run_directory import RunDirectory
 from rollmill.record.run_files import CONFIG
-from rollmill.runs.trust import remember, trusted_modules
+from rollmill.runs.trust import find_recorded, remember, trusted_modules
 from rollmill.sweeps.creation import (
     NewSweep,
     SweepOptions,
@@ -255,6 +255,8 @@ def _check_trust(sweep: SweepDirectory, named: set[str], *, trust: bool) -> None
             f"the trials of {sweep.root} import {', '.join(missing)}. hint: if you trust these modules, name them "
             "again: " + " ".join(f"--import {module}" for module in missing)
         )
+    trusted = code.modules & trusted_modules(run)
+    find_recorded(trusted, sweep.spec.import_files, where=sweep.root, user_imports=tuple(named))
 
 
 def _print_table(sweep: SweepDirectory, metric: str) -> None:

@@ -1,8 +1,12 @@
-"""Modules and functions given by the path of a file, as in `--import walk.py`."""
+"""Modules and functions given by the path of a file, as in `--import walk.py`, and files of imported modules."""
 
 import importlib.util
 import os
+import site
 import sys
+import sysconfig
+from collections.abc import Iterable
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,6 +62,93 @@ def function_of_file(text: str) -> str:
     """Returns `MODULE:FUNCTION` for `FILE.py:FUNCTION`, as `module_of_file` does. Any other text is unchanged."""
     file, _, name = text.rpartition(":")
     return f"{module_of_file(file)}:{name}" if file.endswith(".py") else text
+
+
+def files_of_modules(modules: Iterable[str]) -> dict[str, str]:
+    """Returns the absolute path of the file of each imported module that is not installed."""
+    files = {module: file_of_module(module) for module in modules if module in sys.modules}
+    return {module: str(file) for module, file in files.items() if file is not None}
+
+
+def file_of_module(module: str) -> Path | None:
+    """Returns the path of a module that is not installed, or None if it is installed or was not found."""
+    folder = folder_of_module(module)
+    if folder is None or is_installed(folder):
+        return None
+    file = _file_in(folder, module)
+    return file if file is not None and module_at(str(file)).name == module else None
+
+
+def folder_of_module(module: str) -> Path | None:
+    """Returns the folder that contains a module, or its outermost package, or None if it is unknown.
+
+    A module that this process has not imported is looked up, without being imported, on Python's path and in the
+    current directory.
+    """
+    name = module.partition(".")[0]
+    top = sys.modules.get(name)
+    spec = PathFinder.find_spec(name, [*sys.path, os.getcwd()]) if top is None and name.isidentifier() else None
+    file = getattr(top, "__file__", None) if spec is None else spec.origin
+    if file is None:
+        return None
+    is_package = getattr(top, "__path__", None) if spec is None else spec.submodule_search_locations
+    return Path(file).resolve().parents[0 if is_package is None else 1]
+
+
+def is_installed(folder: Path) -> bool:
+    """Returns True if every process of this Python searches the folder."""
+    installed = {sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return folder in {Path(path).resolve() for path in (*installed, site.getusersitepackages())}
+
+
+def find_recorded_module(module: str, file: str, *, where: Path, named: bool) -> None:
+    """Lets Python search the folder of the file from which a run imported a module, if Python does not find it.
+
+    `where` is the directory of the run or sweep. `named` says that the user has named the module too, so that any
+    module of this name is meant. Raises a `UsageError` if the file no longer exists, or if Python finds another
+    module with this name.
+    """
+    recorded, inner = Path(file), Path(*module.split("."))
+    inner = inner / recorded.name if recorded.name == "__init__.py" else inner.with_suffix(".py")
+    if _is_findable(module):
+        other = None if named else _other_file(module, recorded)
+        if other is not None:
+            raise UsageError(
+                f"{where} imported {module!r} from {file}, but Python finds another module with this name, at "
+                f"{other}. hint: --import {module} (imports=[{module!r}] in Python) uses that one."
+            )
+    elif recorded.is_file():
+        module_of_file(file)
+    else:
+        raise UsageError(
+            f"{where} imported {module!r} from {file}, which does not exist any more. hint: name its present file "
+            f"with --import DIRECTORY/{inner}, or run the command with PYTHONPATH=DIRECTORY."
+        )
+
+
+def _is_findable(module: str) -> bool:
+    """Returns whether this process has imported a module or its outermost package, or could do so by name."""
+    top = module.partition(".")[0]
+    if top in sys.modules:
+        return True
+    spec = importlib.util.find_spec(top)
+    return spec is not None and spec.origin is not None
+
+
+def _other_file(module: str, recorded: Path) -> Path | None:
+    """Returns the file in which Python finds a module, if its content differs from that of the recorded file."""
+    folder = folder_of_module(module)
+    found = None if folder is None else _file_in(folder, module)
+    if found is None or not recorded.is_file() or found.samefile(recorded):
+        return None
+    return None if found.read_bytes() == recorded.read_bytes() else found
+
+
+def _file_in(folder: Path, module: str) -> Path | None:
+    """Returns the file of a module whose outermost package, or which itself, is in a folder."""
+    inner = folder.joinpath(*module.split("."))
+    files = (inner.with_name(f"{inner.name}.py"), inner / "__init__.py")
+    return next((path for path in files if path.exists()), None)
 
 
 def _other_module(top: str, folder: Path) -> str | None:

@@ -181,6 +181,13 @@ def note_option(run: RunDirectory, name: str, value: Any) -> None:
     rewrite_config(run, {**config, "options": {**config["options"], name: value}})
 
 
+def note_import_files(run: RunDirectory, files: Mapping[str, str]) -> None:
+    """Records the files from which a resumed run imported its modules, if they have moved since it began."""
+    config = run.read_config()
+    if files and files != config.get("import_files"):
+        rewrite_config(run, {**config, "import_files": dict(files)})
+
+
 def note_launches(run: RunDirectory, launches: Mapping[str, Any]) -> None:
     """Records the kernel launches that workers chose first, so that a resumed run uses them.
 

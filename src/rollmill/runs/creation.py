@@ -11,12 +11,13 @@ from typing import Any
 from rollmill.core.errors import UsageError
 from rollmill.core.git import commit_of
 from rollmill.core.machine import hardware, own_commit, versions
+from rollmill.core.module_files import files_of_modules
 from rollmill.planning.plan import Plan
 from rollmill.programs.kernels import Launches
 from rollmill.record.run_directory import RunDirectory, name_run
 from rollmill.runs.options import RunOptions
 from rollmill.runs.saved_run import read_saved
-from rollmill.runs.trust import names_to_remember, remember
+from rollmill.runs.trust import named_modules, names_to_remember, remember
 
 UNRECORDED = ("run_dir", "resume_if_exists", "track", "dashboard", "quiet", "plan")
 
@@ -64,10 +65,13 @@ def run_config(
     recipe: str | None,
 ) -> dict[str, Any]:
     """Returns the content of config.json for a new run."""
+    recorded = recorded_options(options)
+    named = named_modules(described["environment"], recorded, imports, distribution=True)
     return {
         "graph": described,
-        "options": recorded_options(options),
+        "options": recorded,
         "imports": list(imports),
+        "import_files": files_of_modules(each.module for each in named),
         "plan": plan.to_json(),
         "launches": launches,
         "recipe": recipe,

@@ -92,6 +92,8 @@ class SavedConfig:
     plan: dict[str, Any] | None = None
     launches: SavedLaunches | None = None
     changes: tuple[Change, ...] = ()
+    import_files: dict[str, str] = field(default_factory=dict)
+    """Files of the modules that the run imported and that are not installed."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import fcntl
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set as AbstractSet
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from rollmill.core.errors import CheckpointError, DataError, UsageError
 from rollmill.core.folder import Folder
 from rollmill.core.json_data import parse_json
 from rollmill.core.local_paths import local_path
+from rollmill.core.module_files import find_recorded_module
 from rollmill.core.schema import read_as
 from rollmill.core.stored_paths import run_folder, url_of
 from rollmill.record.run_directory import RunDirectory
@@ -66,13 +67,15 @@ def cluster_name(address: str) -> str:
     return f"{CLUSTER}{address}"
 
 
-def named_modules(saved: SavedConfig, *, distribution: bool) -> list[NamedModule]:
-    """Returns the modules that a run's configuration names.
+def named_modules(
+    environment: str, options: Mapping[str, Any], imports: Sequence[str], *, distribution: bool
+) -> list[NamedModule]:
+    """Returns the modules that a run names: its `imports`, and those in its environment's name and its options.
 
     `distribution` adds the module of its distribution policy, if that is going to be called for a plan.
     """
-    environment, policy = saved.graph["environment"], saved.options.get("distribution", "")
-    named = [NamedModule(module, "imports", True) for module in saved.imports]
+    policy = options.get("distribution", "")
+    named = [NamedModule(module, "imports", True) for module in imports]
     module = environment.partition(":")[2].rpartition(":")[0]
     if module:
         named.append(NamedModule(module, f"environment {environment}", True))
@@ -81,12 +84,16 @@ def named_modules(saved: SavedConfig, *, distribution: bool) -> list[NamedModule
     return named
 
 
+def _named_in(saved: SavedConfig, *, distribution: bool) -> list[NamedModule]:
+    return named_modules(saved.graph["environment"], saved.options, saved.imports, distribution=distribution)
+
+
 def names_to_remember(saved: SavedConfig) -> list[str]:
     """Returns the names in a configuration that are stored as trusted together with its run.
 
     They are its modules, its cluster, and the object store of its initial weights.
     """
-    modules = [named.module for named in named_modules(saved, distribution=True)]
+    modules = [named.module for named in _named_in(saved, distribution=True)]
     return [*modules, *named_places(saved)]
 
 
@@ -164,17 +171,34 @@ def approved_imports(
     """Returns the modules to import before a run is opened: the user's, and the run's own if it is trusted.
 
     `trust` allows this run directory to import whatever it names, now and later. `distribution` says whether its
-    distribution policy is going to be called for a plan. Raises a `CheckpointError` with the modules if they are
-    not allowed.
+    distribution policy is going to be called for a plan. Modules of a trusted run that Python does not find are
+    imported from the files that the run recorded. Raises a `CheckpointError` with the modules if they are not
+    allowed, and a `UsageError` if such a file no longer exists.
     """
-    named = named_modules(saved, distribution=distribution)
+    named = _named_in(saved, distribution=distribution)
     if trust:
         remember(run, sorted({*(name.module for name in named), *trusted_modules(run)}))
-    allowed = {*imports, *(name.module for name in named if trust), *trusted_modules(run)}
+    trusted = {*(name.module for name in named if trust), *trusted_modules(run)}
+    allowed = {*imports, *trusted}
     refused = [n for n in named if n.module not in allowed and not (n.loads_only and n.module in sys.modules)]
     if refused:
         raise _refusal(run, refused, imports)
+    find_recorded(
+        {name.module for name in named} & trusted, saved.import_files, where=run.root, user_imports=imports
+    )
     return tuple(dict.fromkeys([*imports, *(n.module for n in named if n.field == "imports")]))
+
+
+def find_recorded(
+    trusted: AbstractSet[str], files: Mapping[str, str], *, where: Path, user_imports: Sequence[str]
+) -> None:
+    """Lets Python find the trusted modules of a run or sweep in the directory `where`, by the recorded files.
+
+    Raises a `UsageError` if a file no longer exists, or if Python finds another module. The modules in
+    `user_imports`, which the user named, may come from any file.
+    """
+    for module in sorted(trusted & files.keys()):
+        find_recorded_module(module, files[module], where=where, named=module in user_imports)
 
 
 def remember(run: RunDirectory, modules: Sequence[str]) -> None:

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from rollmill.algorithms.hyperparameters import numbers_of
 from rollmill.core.errors import UsageError, unknown_name
+from rollmill.core.module_files import files_of_modules
 from rollmill.core.options import Arg
 from rollmill.core.plugins import Kind, Plugin, plugins_named
 from rollmill.core.shell import command
@@ -125,6 +126,7 @@ def create_sweep(asked: NewSweep) -> SweepDirectory:
     _check_parts(to_check)
     _check_kinds(asked, checked[0])
     spec = _with_evolution(_with_early_stopping(spec, asked, checked), asked, to_check, checked)
+    spec = replace(spec, import_files=files_of_modules(_code_in(spec, to_check).modules))
     sweep = SweepDirectory.create(asked.directory or _default_directory(asked), spec)
     remember(RunDirectory(sweep.root), sorted({name for names in code_of(sweep) for name in names}))
     return sweep
@@ -156,9 +158,12 @@ def code_of(sweep: SweepDirectory) -> NamedCode:
     """Collects the modules, clusters and stores that the trials of a sweep name, including trials that a sampler
     has not proposed yet.
     """
-    spec = sweep.spec
+    return _code_in(sweep.spec, sweep.trials())
+
+
+def _code_in(spec: SweepSpec, trials: Sequence[Trial]) -> NamedCode:
     alone = [spec.request_at({axis.option: value}) for axis in spec.axes for value in axis.choices]
-    return named_by([*(trial.request for trial in sweep.trials()), *alone])
+    return named_by([*(trial.request for trial in trials), *alone])
 
 
 def resume_command(sweep: SweepDirectory, *words: str) -> str:

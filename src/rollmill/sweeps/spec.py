@@ -1,7 +1,7 @@
 """The specification of a sweep, as stored in `sweep.json`, and its trials."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rollmill.core.json_data import writable
@@ -60,6 +60,8 @@ class SweepSpec:
     """Settings of population-based training, or None."""
     defaults: int = DEFAULTS
     """Version of the default hyperparameters that the sweep uses."""
+    import_files: dict[str, str] = field(default_factory=dict)
+    """Files of the modules that the trials import and that are not installed."""
 
     @property
     def options_varied(self) -> tuple[str, ...]:

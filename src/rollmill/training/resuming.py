@@ -22,7 +22,7 @@ from rollmill.programs.kernels import Fusion
 from rollmill.record.checkpoints import Checkpoints, Restored
 from rollmill.record.display import Display, choose_display
 from rollmill.record.run_directory import RunDirectory
-from rollmill.runs.changes import changed_settings, check_end, note_changes, note_option
+from rollmill.runs.changes import changed_settings, check_end, note_changes, note_import_files, note_option
 from rollmill.runs.earlier_versions import note_of_versions
 from rollmill.runs.options import WORKER_LIMITS, RunOptions
 from rollmill.runs.reopening import open_graph
@@ -131,6 +131,7 @@ def resume(
         prepared = prepare(planned, restored, display)
         # All checks are done, so the changes can be recorded.
         note_changes(run, described, graph, reopened.values, restored, display)
+        note_import_files(run, prepared.config["import_files"])
         if options.stop_at_return != before.stop_at_return:
             note_option(run, "stop_at_return", options.stop_at_return)
         if not elsewhere and prepared.program and prepared.program.reduction:
