@@ -129,6 +129,24 @@ def test_metrics_do_not_replace_those_of_every_run(graph, name):
         fingerprint(graph._replace(report=lambda learner, batch: {name: jnp.zeros(())}))
 
 
+def test_a_metric_does_not_replace_the_loss(graph):
+    def loss(weights, learner, sample, sequence):
+        return weigh(weights, sample), {"losses/total": jnp.zeros(())}
+
+    with raises("loss-one-sample-returned-metric", "'losses/total'"):
+        fingerprint(learn_by(graph, loss))
+
+
+def test_a_reported_metric_is_not_lost_to_one_of_the_loss(graph):
+    def loss(weights, learner, sample, sequence):
+        return weigh(weights, sample), {"losses/mine": jnp.zeros(())}
+
+    for name in ("losses/mine", "losses/total"):
+        reporting = learn_by(graph, loss)._replace(report=lambda learner, batch, name=name: {name: jnp.zeros(())})
+        with raises("report-returned-metric-called-gradients", repr(name)):
+            fingerprint(reporting)
+
+
 def test_a_loss_returns_metrics(graph):
     with raises("loss-one-sample-returned-expected", "float32[]"):
         fingerprint(learn_by(graph, lambda weights, learner, sample, sequence: weigh(weights, sample)))

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, PyTree
 from rollmill.core.contracts import outline
 from rollmill.core.errors import ContractError
 from rollmill.core.spaces import struct
-from rollmill.dataflow.graph import Batch, Graph, Trajectory
+from rollmill.dataflow.graph import Batch, Graph, Metrics, Trajectory
 
 RECORDED = (
     "iteration",
@@ -22,10 +22,13 @@ RECORDED = (
     "epochs",
     "losses/gradient_norm",
     "losses/explained_variance",
+    "replay/fill",
 )
 """Metrics that every run records, and which an algorithm cannot return."""
 RECORDED_PREFIXES = ("episode/", "episodes/", "evaluation/", "finite/", "gpu/")
 """Prefixes of such metrics."""
+TOTAL = "losses/total"
+"""Metric of the mean loss, which `MeanGradients` and `SequenceGradients` compute from the losses of samples."""
 _NUMERIC = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct, bool, int, float)
 
 
@@ -40,6 +43,20 @@ def check_loss(returned: Any) -> None:
             "the mean of its parts."
         )
     check_metrics(metrics)
+    if TOTAL in metrics:
+        raise ContractError(
+            f"the loss of one sample returned a metric called {TOTAL!r}, expected another name, because Rollmill "
+            "records the mean of the losses under this name. hint: use a name such as losses/mine."
+        )
+
+
+def check_distinct(reported: Metrics, learned: Metrics) -> None:
+    """Raises a `ContractError` if `report` returned a metric that the algorithm's other functions return too."""
+    if common := sorted(reported.keys() & learned.keys()):
+        raise ContractError(
+            f"report returned a metric called {common[0]!r}, which gradients or update return too, so that one of "
+            "the two would be lost. hint: rename one of them."
+        )
 
 
 def value_and_gradients(

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from rollmill.dataflow.fragment_results import check_loss, value_and_gradients
+from rollmill.dataflow.fragment_results import TOTAL, check_loss, value_and_gradients
 from rollmill.dataflow.graph import Batch, Decision, Learner, Metrics, Weights
 
 LossOfOne: TypeAlias = Callable[
@@ -38,7 +38,7 @@ class MeanGradients:
             return jnp.mean(losses), jax.tree.map(jnp.mean, metrics)
 
         (total, metrics), slopes = value_and_gradients(mean_loss, self.network(learner))
-        return slopes, {"losses/total": total, **metrics}
+        return slopes, {TOTAL: total, **metrics}
 
     def sample_gradients(
         self, learner: Learner, sample: PyTree[Array], sequence: PyTree[Array] = ()
@@ -46,7 +46,7 @@ class MeanGradients:
         """Computes gradients and metrics of ONE sample. Calling the object returns their mean over a minibatch."""
         loss = jax.value_and_grad(self._compute_loss, has_aux=True)
         (total, metrics), slopes = loss(self.network(learner), learner, sample, sequence)
-        return slopes, {"losses/total": total, **jax.tree.map(_term_of_mean, metrics)}
+        return slopes, {TOTAL: total, **jax.tree.map(_term_of_mean, metrics)}
 
     def _compute_loss(self, *args: Any) -> tuple[Float[Array, ""], Metrics]:
         returned = self.loss(*args)
@@ -98,7 +98,7 @@ class SequenceGradients:
             return jnp.mean(losses), jax.tree.map(jnp.mean, metrics)
 
         (total, metrics), slopes = value_and_gradients(mean_loss, self.network(learner))
-        return slopes, {"losses/total": total, **metrics}
+        return slopes, {TOTAL: total, **metrics}
 
     def unroll(self, network: PyTree[Array], learner: Learner, minibatch: Batch) -> UnrolledSteps:
         """Computes the network's outputs for all steps of a minibatch of sequences.
@@ -149,7 +149,7 @@ class SequenceGradients:
 
         of_both = jax.grad(loss_from_here, argnums=(0, 1), has_aux=True)
         (slopes, before), (total, metrics) = of_both(self.network(learner), memory)
-        return before, (slopes, {"losses/total": total, **jax.tree.map(_term_of_mean, metrics)})
+        return before, (slopes, {TOTAL: total, **jax.tree.map(_term_of_mean, metrics)})
 
     def _compute_loss(self, *args: Any) -> tuple[Float[Array, ""], Metrics]:
         returned = self.loss(*args)

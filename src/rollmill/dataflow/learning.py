@@ -19,7 +19,7 @@ from rollmill.core.operations import operation_scope
 from rollmill.core.types import Key
 from rollmill.dataflow.collecting import collection_metrics
 from rollmill.dataflow.experience import FILL
-from rollmill.dataflow.fragment_results import check_batch, check_metrics
+from rollmill.dataflow.fragment_results import check_batch, check_distinct, check_metrics
 from rollmill.dataflow.graph import Batch, Graph, Learner, Metrics, Reduce, Trajectory
 from rollmill.dataflow.minibatch_loop import (
     MakeMinibatchLoop,
@@ -77,6 +77,7 @@ def learn_from_trajectory(
         learner, rings, learned = learn_from_replay(
             graph, learner, rings, key, index, reduce=reduce, make_minibatch_loop=make_minibatch_loop
         )
+    check_distinct(reported, learned)
     with operation_scope("metrics"):
         collected = reduce({**collection_metrics(graph, trajectory, graph.weights(learner), index), **reported})
     return learner, rings, {**collected, **learned}
