@@ -83,6 +83,8 @@ class Simulator(VectorEnv):
             info = self.info() | ({} if "final" in self.flaws else final)
         if "nan" in self.flaws and count[1] == 2:
             self.observations[1, 1] = np.nan
+        if "text" in self.flaws:
+            truncated = truncated.astype(str)
         return self.observations, reward[:, None] if "shape" in self.flaws else reward, terminated, truncated, info
 
     def info(self):
@@ -212,6 +214,7 @@ def test_what_cannot_be_learned_from_is_refused(make, message):
     [
         ("final", "SAME_STEP", ContractError, ("episode-environment-ended-and-infos", "4")),
         ("shape", "DISABLED", ContractError, ("step-returned-shape-expected", "rewards", "(3, 1)", "3")),
+        ("text", "DISABLED", ContractError, ("step-returned-expected", "truncations ['False'", "booleans")),
         (
             "raises",
             "DISABLED",

@@ -194,3 +194,18 @@ def test_another_environment_plays_the_same_policy():
     weights = graph.weights(graph.start_learner(jax.random.key(0)))
     played = evaluate_on_host(graph, weights, parallel_environment("Crew", partial(Paid, most=5)), episodes=2)
     assert (played.lengths <= 5).all() and played.lengths.size == 2
+
+
+@pytest.mark.parametrize(("place", "value"), [(1, "1.5"), (2, "False"), (3, None)])
+def test_rewards_and_flags_of_agents_are_numbers(place, value):
+    class Wrong(Crew):
+        def step(self, actions):
+            results = list(Crew.step(self, actions))
+            results[place] = {**results[place], "scout": value}
+            return tuple(results)
+
+    vector = parallel_environment("Wrong", Wrong).start([0], seed=3)
+    vector.reset()
+    vector.step(act([[0, 1]], [[1]]))
+    failure = vector.drain_failures()[0].error
+    assert repr(value) in failure and "for the agent scout, expected a number and two booleans" in failure

@@ -251,6 +251,14 @@ def test_a_mask_without_a_legal_action_is_found():
             (np.zeros(2), [1], False, False, {}),
             "step returned reward=[1], terminated=False and truncated=False, expected a number and two booleans.",
         ),
+        (
+            (np.zeros(2), 1, "False", False, {}),
+            "step returned reward=1, terminated='False' and truncated=False, expected a number and two booleans.",
+        ),
+        (
+            (np.zeros(2), "1.5", False, None, {}),
+            "step returned reward='1.5', terminated=False and truncated=None, expected a number and two booleans.",
+        ),
     ],
 )
 def test_results_that_are_no_step_are_named(returned, text):
@@ -259,6 +267,16 @@ def test_results_that_are_no_step_are_named(returned, text):
     vector.reset()
     vector.step(np.zeros(1, np.int32))
     assert vector.drain_failures()[0].error == f"ValueError: {text}"
+
+
+@pytest.mark.parametrize("one", [True, 1, 1.0, np.bool_(True), np.uint8(1), np.array(1.0), jnp.array(1)])
+def test_flags_and_rewards_may_be_scalars_of_any_kind(one):
+    script = type("Right", (host_cases.Script,), {"step": lambda self, action: (np.zeros(2), one, one, one, {})})
+    vector = envs.host_environment("Right", script).start([0], seed=0)
+    vector.reset()
+    step = vector.step(np.zeros(1, np.int32))
+    assert (step.reward[0], step.terminated[0], step.truncated[0]) == (1.0, True, True)
+    assert not vector.drain_failures()
 
 
 def test_nan_and_infinity_are_named():

@@ -19,6 +19,7 @@ from rollmill.envs.host.action_masks import LATE_MASK
 from rollmill.envs.host.actions import fit_to_space
 from rollmill.envs.host.copies import close_quietly
 from rollmill.envs.host.layout import allocate, copy_batch, leaves, write_reset
+from rollmill.envs.host.numbers import are_numbers
 from rollmill.envs.host.observations import writer
 from rollmill.envs.host.row_vector import RowVector
 
@@ -200,6 +201,11 @@ class BatchVector(RowVector):
         if array.shape != (self.num_envs,):
             raise ContractError(
                 f"{self._name}: step returned {what} of shape {array.shape}, expected ({self.num_envs},)."
+            )
+        if not are_numbers(array):
+            raise ContractError(
+                f"{self._name}: step returned {what} {array.tolist()!r:.100}, expected "
+                f"{'numbers' if what == FLAGS[0] else 'booleans'}."
             )
         return array
 

@@ -1,4 +1,4 @@
-"""Checks the numbers of host environments for NaN, infinity, and integers too large for the batch.
+"""Checks the numbers of host environments: their types, NaN, infinity, and integers too large for the batch.
 
 Shape letter: `n` environments.
 """
@@ -11,6 +11,24 @@ from jaxtyping import Float, PyTree
 
 from rollmill.core.errors import ContractError, NonFiniteError
 from rollmill.core.spaces import format_path, leaf_spaces, part_at
+
+_NUMBERS = (bool, int, float, np.bool_, np.number)
+"""Types of rewards and of flags. NumPy would also convert strings and None, a flag `"False"` to True."""
+
+
+def is_number(value: Any) -> bool:
+    """Returns whether a value is a number or a boolean, of Python, or a scalar of any array library."""
+    if isinstance(value, _NUMBERS):
+        return True
+    if isinstance(value, str | bytes) or value is None or not hasattr(value, "__array__"):
+        return False
+    array = np.asarray(value)
+    return array.shape == () and array.dtype.kind in "biuf"
+
+
+def are_numbers(values: np.ndarray) -> bool:
+    """Returns whether an array contains only numbers or booleans."""
+    return values.dtype.kind in "biuf" or (values.dtype == object and all(map(is_number, values.flat)))
 
 
 class NonFinite(NamedTuple):

@@ -17,6 +17,7 @@ from rollmill.envs.host.action_masks import LATE_MASK, mask_of_shape
 from rollmill.envs.host.actions import element_splitter
 from rollmill.envs.host.episode_sums import AgentSums
 from rollmill.envs.host.layout import step_struct
+from rollmill.envs.host.numbers import is_number
 from rollmill.envs.host.observations import Write, writer
 from rollmill.envs.host.sequential_vector import OneByOne
 
@@ -108,6 +109,8 @@ class ParallelVector(OneByOne):
             columns = self._columns
             actions = {agent: chosen[columns[agent].kind][self._row(i, columns[agent])] for agent in acting}
             observations, rewards, terminations, truncations, infos = env.step(actions)
+            for agent in acting:
+                _check_result(agent, rewards[agent], terminations[agent], truncations[agent])
             terminated = [agent for agent in acting if terminations[agent]]
             truncated = [agent for agent in acting if truncations[agent] and not terminations[agent]]
             left = [agent for agent in env.agents if agent not in terminated and agent not in truncated]
@@ -180,6 +183,15 @@ class ParallelVector(OneByOne):
     def _copy_active(self, target: dict[str, np.ndarray]) -> None:
         for kind, active in self._active.items():
             target[kind][:] = active
+
+
+def _check_result(agent: Agent, reward: Any, terminated: Any, truncated: Any) -> None:
+    """Raises a `ValueError` if the reward or the flags of an agent are no numbers."""
+    if not (is_number(reward) and is_number(terminated) and is_number(truncated)):
+        raise ValueError(
+            f"step returned reward={reward!r}, terminated={terminated!r} and truncated={truncated!r} for the "
+            f"agent {agent}, expected a number and two booleans."
+        )
 
 
 def _rows(kind: AgentKind, batch: PyTree[np.ndarray]) -> PyTree[np.ndarray]:

@@ -15,6 +15,7 @@ from rollmill.envs.host.action_masks import LATE_MASK, mask_of_shape
 from rollmill.envs.host.actions import element_splitter
 from rollmill.envs.host.episode_sums import RunningSums
 from rollmill.envs.host.layout import allocate, leaves, step_struct
+from rollmill.envs.host.numbers import is_number
 from rollmill.envs.host.observations import writer
 from rollmill.envs.host.sequential_vector import OneByOne
 
@@ -54,7 +55,10 @@ class PythonVector(OneByOne):
             try:
                 returned = env.step(action)
                 try:
-                    observation, reward[i], terminated[i], truncated[i], info = returned
+                    observation, gained, ends, cut, info = returned
+                    if not (is_number(gained) and is_number(ends) and is_number(cut)):
+                        raise TypeError
+                    reward[i], terminated[i], truncated[i] = gained, ends, cut
                 except (TypeError, ValueError, OverflowError) as error:
                     raise _wrong_result(returned) from error
                 if info or mask is not None:
@@ -96,7 +100,7 @@ class PythonVector(OneByOne):
 
 
 def _wrong_result(returned: Any) -> ValueError:
-    """Returns the error for a step that returned no tuple of Gymnasium, or a reward that is no number."""
+    """Returns the error for a step that returned no tuple of Gymnasium, or a reward or flag that is no number."""
     if not isinstance(returned, tuple) or len(returned) != 5:
         found = f"{len(returned)} values" if isinstance(returned, tuple) else f"a {type(returned).__name__}"
         return ValueError(f"step returned {found}, expected (observation, reward, terminated, truncated, info).")
