@@ -59,6 +59,31 @@ def test_a_repeated_seed_counts_once(tmp_path, capsys):
     assert "(4 runs of 2 seeds)" in (tmp_path / "p.html").read_text()
 
 
+def test_a_repetition_that_was_killed_early_does_not_pull_the_mean_of_its_seed(tmp_path):
+    complete = recorded(tmp_path, "a", [0.0] * 10 + [100.0] * 90, seed=0)
+    killed = recorded(tmp_path, "b", [0.0] * 10, seed=0)
+    (group,) = rollmill.plot(complete, killed).groups
+    assert group.runs == ("a", "b") and group.last.tolist() == [100.0]
+    assert group.steps.mean[0] == 0.0 and group.steps.mean[-1] == group.seconds.mean[-1] == 100.0
+    almost = recorded(tmp_path, "c", [0.0] * 10 + [200.0] * 88, seed=0)  # ended after 98 % of the steps
+    (group,) = rollmill.plot(complete, almost).groups
+    assert group.last.tolist() == [150.0] and group.steps.mean[-1] == 150.0
+    other = recorded(tmp_path, "d", [0.0] * 10, seed=1)  # the only run of its seed
+    (group,) = rollmill.plot(complete, killed, other).groups
+    assert group.last.tolist() == [100.0, 0.0] and group.steps.mean[-1] == 50.0
+
+
+def test_lines_that_are_out_of_order_are_sorted_by_steps(tmp_path):
+    run = RunDirectory.open(recorded(tmp_path, "a", [1.0, 2.0, 3.0, 4.0]))
+    lines = run.metrics_file.read_text().splitlines(keepends=True)
+    stale = json.dumps({"iteration": 1, "env_steps": 100, "seconds": 9.0, "episode/return": -5.0}) + "\n"
+    run.metrics_file.write_text("".join([stale, *lines[2:], *lines[:2]]))
+    (group,) = rollmill.plot(run.root).groups
+    assert group.last.tolist() == [4.0] and (group.last_steps, group.last_seconds) == (400.0, 2.0)
+    assert (group.steps.mean[0], group.steps.mean[-1]) == (1.0, 4.0)
+    assert (group.seconds.x[0], group.seconds.x[-1]) == (0.5, 2.0) and group.seconds.mean[-1] == 4.0
+
+
 def test_seeds_of_one_program_are_curves_of_their_own(tmp_path):
     run = recorded(tmp_path, "a", [[0.0, 4.0], [1.0, 7.0]], seed=3, num_seeds=2)
     (group,) = rollmill.plot(run).groups

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from rollmill.core.errors import DataError
 from rollmill.core.json_data import short_json
@@ -19,6 +19,8 @@ from rollmill.sweeps.intervals import bootstrap_interval
 POINTS = 200
 """Number of points along an axis at which curves are compared."""
 AXES = ("steps", "seconds")
+ENDED_EARLY = 0.95
+"""Share of the steps of a seed's longest run. Another run of the seed that has fewer counts only up to its end."""
 PLACEMENT = (
     "distribution",
     "place",
@@ -66,7 +68,8 @@ class CurveGroup(NamedTuple):
     steps: Band
     seconds: Band
     last: Float[np.ndarray, " S"]
-    """Last value of each seed. If several runs have the same seed, it is the mean of their last values."""
+    """Last value of each seed. If several runs have the same seed, it is the mean of their last values, without
+    runs that ended early."""
     last_steps: float
     """Environment steps at the end of the longest curve."""
     last_seconds: float
@@ -184,20 +187,40 @@ def setting_text(value: Any) -> str:
 
 def _group(label: str, members: Sequence[SeedCurve], smoothing: float) -> CurveGroup:
     smooth = [smooth_values(np.array([point.value for point in member.points]), smoothing) for member in members]
-    bands = {axis: _band(members, _positions(members, axis), smooth) for axis in AXES}
+    early = _ended_early(members)
+    bands = {axis: _band(members, _positions(members, axis), smooth, early) for axis in AXES}
     return CurveGroup(
         label=label,
         runs=tuple(member.run for member in members),
         **bands,
-        last=_seed_means(members, np.array([values[-1] for values in smooth])),
+        last=_seed_means(members, np.where(early, np.nan, [values[-1] for values in smooth])),
         last_steps=max(member.points[-1].env_steps for member in members),
-        last_seconds=max(member.points[-1].seconds for member in members),
+        last_seconds=max(point.seconds for member in members for point in member.points),
     )
+
+
+def _seed_of(members: Sequence[SeedCurve], index: int) -> object:
+    """Returns a value that is equal for the curves of one seed."""
+    seed = members[index].seed
+    return ("curve", index) if seed is None else seed
+
+
+def _ended_early(members: Sequence[SeedCurve]) -> Bool[np.ndarray, " curves"]:
+    """Returns for each curve whether it ended long before another one of its seed, as a killed run does."""
+    longest: dict[object, float] = {}
+    for index, member in enumerate(members):
+        seed = _seed_of(members, index)
+        longest[seed] = max(longest.get(seed, 0.0), member.points[-1].env_steps)
+    shares = [
+        member.points[-1].env_steps / longest[_seed_of(members, index)] for index, member in enumerate(members)
+    ]
+    return np.array(shares) < ENDED_EARLY
 
 
 def _positions(members: Sequence[SeedCurve], axis: str) -> list[Float[np.ndarray, " _"]]:
     field = {"steps": "env_steps", "seconds": "seconds"}[axis]
-    return [np.array([getattr(point, field) for point in member.points], np.float64) for member in members]
+    found = [np.array([getattr(point, field) for point in member.points], np.float64) for member in members]
+    return [np.maximum.accumulate(at) for at in found]
 
 
 def smooth_values(values: Float[np.ndarray, " P"], weight: float) -> Float[np.ndarray, " P"]:
@@ -226,22 +249,26 @@ def thin_points(points: Sequence[MetricPoint], max_points: int) -> list[MetricPo
 
 
 def _seed_means(members: Sequence[SeedCurve], rows: Float[np.ndarray, "curves ..."]) -> Float[np.ndarray, "S ..."]:
-    """Returns the mean over the curves of each seed. A repeated seed says nothing about the spread over seeds."""
+    """Returns the mean over the curves of each seed, ignoring NaN. A repeated seed says nothing about the spread
+    over seeds.
+    """
     of_seed: dict[object, list[int]] = {}
-    for index, member in enumerate(members):
-        of_seed.setdefault(("curve", index) if member.seed is None else member.seed, []).append(index)
-    return np.stack([rows[indices].mean(0) for indices in of_seed.values()])
+    for index in range(len(members)):
+        of_seed.setdefault(_seed_of(members, index), []).append(index)
+    return np.stack([np.nanmean(rows[indices], axis=0) for indices in of_seed.values()])
 
 
 def _band(
     members: Sequence[SeedCurve],
     positions: Sequence[Float[np.ndarray, " _"]],
     values: Sequence[Float[np.ndarray, " _"]],
+    early: Bool[np.ndarray, " curves"],
 ) -> Band:
     """Returns the mean over seeds and its interval, from the first common step of the curves. Ended curves stay
-    constant.
+    constant, except for those that ended `early`.
     """
     x = np.linspace(max(at[0] for at in positions), max(at[-1] for at in positions), POINTS)
     curves = np.stack([np.interp(x, at, value) for at, value in zip(positions, values, strict=True)])
-    rows = _seed_means(members, curves)
+    ends = np.array([at[-1] for at in positions])
+    rows = _seed_means(members, np.where(early[:, None] & (x > ends[:, None]), np.nan, curves))
     return Band(x, rows.mean(0), *bootstrap_interval(rows))

@@ -37,15 +37,18 @@ class MetricPoint(NamedTuple):
 
 
 def metric_curve(run: RunDirectory, metric: str) -> list[MetricPoint]:
-    """Returns the finite values of a metric in order, ignoring damaged lines.
+    """Returns the finite values of a metric in the order of environment steps, ignoring damaged lines.
 
-    The fields of `LINE_START` are not metrics. Raises a `CheckpointError` if the file cannot be read, or contains
-    a line that is too long.
+    Lines can be out of order if files were concatenated. Of several lines with the same number of steps, the last
+    one counts. The fields of `LINE_START` are not metrics. Raises a `CheckpointError` if the file cannot be read,
+    or contains a line that is too long.
     """
     if metric in LINE_START:
         return []
     read = (_parse(line, metric) for line in _lines(run))
-    return [point for point in read if point is not None and point.seconds >= 0 and math.isfinite(point.value)]
+    found = (point for point in read if point is not None and point.seconds >= 0 and math.isfinite(point.value))
+    by_steps = {point.env_steps: point for point in found}
+    return [by_steps[steps] for steps in sorted(by_steps)]
 
 
 def metric_names(run: RunDirectory) -> set[str]:
