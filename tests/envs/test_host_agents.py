@@ -201,11 +201,11 @@ def test_rewards_and_flags_of_agents_are_numbers(place, value):
     class Wrong(Crew):
         def step(self, actions):
             results = list(Crew.step(self, actions))
-            results[place] = {**results[place], "scout": value}
+            results[place] = {**results[place], "scout_0": value}
             return tuple(results)
 
     vector = parallel_environment("Wrong", Wrong).start([0], seed=3)
     vector.reset()
     vector.step(act([[0, 1]], [[1]]))
     failure = vector.drain_failures()[0].error
-    assert repr(value) in failure and "for the agent scout, expected a number and two booleans" in failure
+    assert repr(value) in failure and "for the agent scout_0, expected a number and two booleans" in failure
