@@ -141,7 +141,7 @@ def test_actions_of_a_box_are_clipped_to_its_bounds():
     [
         (2, r"the action 2 is outside Discrete\(2\)"),
         (0.5, "must be an integer"),
-        ([0, 1], r"shape \(1, 2\)"),
+        ([0], r"an action has the shape \(1,\), expected \(\) for Discrete\(2\)"),
     ],
 )
 def test_actions_outside_the_space_are_refused(action, said):
@@ -199,6 +199,8 @@ def test_pettingzoo_finds_nothing_wrong_and_rewards_are_the_environments():
             np.testing.assert_allclose(expected, reward[kind.name], rtol=1e-6)
     with raises("took-part-and-had-no"):
         offered.step({})
+    with raises("action-has-shape-expected-for", "TagGridWorld-Small-v0", "(2,)", "()"):
+        offered.step({**actions, offered.agents[0]: np.zeros(2, np.int32)})
 
 
 def test_a_single_agent_is_not_for_pettingzoo():

@@ -37,6 +37,7 @@ from rollmill.core.bounds import Count, Range, Rate, Scheduled, ScheduledFractio
 from rollmill.core.errors import UsageError
 from rollmill.core.field_help import with_field_help
 from rollmill.core.schema import check_fields
+from rollmill.core.spaces import space_text
 from rollmill.core.types import (
     Action,
     Environment,
@@ -307,14 +308,18 @@ def _gamma(config: Any, learner: Learner) -> Float[Array, ""]:
 def check_discrete(algorithm: str, space: spaces.Space, alternatives: str) -> spaces.Discrete:
     """Returns the action space if it is `Discrete`. Otherwise raises a `UsageError` that names `alternatives`."""
     if not isinstance(space, spaces.Discrete):
-        raise UsageError(f"{algorithm} needs a Discrete action space, got {space}. hint: {alternatives}.")
+        raise UsageError(
+            f"{algorithm} needs a Discrete action space, got {space_text(space)}. hint: {alternatives}."
+        )
     return space
 
 
 def check_continuous(algorithm: str, space: spaces.Space, alternatives: str) -> spaces.Box:
     """Returns the action space if it is a `Box`, and otherwise raises a `UsageError` that names `alternatives`."""
     if not isinstance(space, spaces.Box):
-        raise UsageError(f"{algorithm} needs a Box of continuous actions, got {space}. hint: {alternatives}.")
+        raise UsageError(
+            f"{algorithm} needs a Box of continuous actions, got {space_text(space)}. hint: {alternatives}."
+        )
     return space
 
 

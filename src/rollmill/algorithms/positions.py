@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from rollmill.algorithms.building import single_agent
 from rollmill.algorithms.fragments import legal_actions
 from rollmill.core.errors import UsageError
+from rollmill.core.spaces import space_text
 from rollmill.core.types import Action, Environment, GymnasiumObject, HostEnvironment, Params, State, Timestep
 
 
@@ -62,7 +63,7 @@ def plannable_parts(
 def require_discrete(env: Environment, *, who: str) -> None:
     """Raises a `UsageError` that names the algorithm or player `who` if the action space is not `Discrete`."""
     if not isinstance(env.action_space, spaces.Discrete):
-        raise UsageError(f"{who} needs a Discrete action space, got {env.action_space} of {env.name}.")
+        raise UsageError(f"{who} needs a Discrete action space, got {space_text(env.action_space)} of {env.name}.")
 
 
 def position(env: Environment, state: State, params: Params = None) -> Position:

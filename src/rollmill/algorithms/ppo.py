@@ -60,7 +60,7 @@ from rollmill.core.bounds import (
 from rollmill.core.errors import UsageError
 from rollmill.core.field_help import with_field_help
 from rollmill.core.schema import check_fields
-from rollmill.core.spaces import is_unbounded
+from rollmill.core.spaces import is_unbounded, space_text
 from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, Params
 from rollmill.dataflow import Graph, Metrics
 from rollmill.networks import NetworkConfig, Output
@@ -269,7 +269,7 @@ def _loss_within(config: PPOConfig, choices: Choices, space: spaces.Space) -> Sa
     if not has_means or not isinstance(space, spaces.Box) or not space.is_bounded():
         raise UsageError(
             f"bound_coef={config.bound_coef} needs a bounded Box as the action space, and a NetworkConfig that "
-            f"does not squash actions. The action space is {space}. hint: leave bound_coef out."
+            f"does not squash actions. The action space is {space_text(space)}. hint: leave bound_coef out."
         )
     center, half = 0.5 * (space.high + space.low), 0.5 * (space.high - space.low)
     return partial(_bounded_loss, center - BEYOND * half, center + BEYOND * half)

@@ -39,6 +39,7 @@ from rollmill.algorithms.optimisers import Optimiser, descend
 from rollmill.core.bounds import Count, Positive, Range, Scheduled, ScheduledPositive
 from rollmill.core.errors import UsageError
 from rollmill.core.field_help import with_field_help
+from rollmill.core.spaces import space_text
 from rollmill.core.types import (
     Action,
     Environment,
@@ -260,13 +261,13 @@ def soft_agent(
     observation_space, space, config = parts.env.observation_space, parts.env.action_space, parts.config
     if not isinstance(space, spaces.Box | spaces.Discrete):
         raise UsageError(
-            f"{name} needs a Discrete action space or a bounded Box, got {space}. hint: ppo supports other action "
-            "spaces."
+            f"{name} needs a Discrete action space or a bounded Box, got {space_text(space)}. hint: ppo "
+            "supports other action spaces."
         )
     if isinstance(space, spaces.Box) and not np.all(space.low < space.high):
         raise UsageError(
             f"{name} needs different lower and upper bounds for every action, but some bounds are equal in "
-            f"{space}. hint: remove these actions from the space."
+            f"{space_text(space)}. hint: remove these actions from the space."
         )
     given = {"observation_space": observation_space, "action_space": space, "config": config.network}
     actor, critic = (functional_network(partial(make, **given)) for make in (make_actor, make_critic))

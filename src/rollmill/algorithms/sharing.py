@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from rollmill.core.errors import UsageError, unknown_name
+from rollmill.core.spaces import space_text
 from rollmill.core.types import AgentKind
 
 INDEPENDENT = "independent"
@@ -76,6 +77,6 @@ def _check_compatible(name: str, kinds: list[AgentKind], sharing: Mapping[str, s
             if space != other_space:
                 raise UsageError(
                     f"sharing={dict(sharing)} gives {first.name} and {other.name} the parameters {name!r}, but "
-                    f"their {attribute}s differ: {space} and {other_space}. hint: give their sets different "
-                    "names, or give them equal spaces."
+                    f"their {attribute}s differ: {space_text(space)} and {space_text(other_space)}. hint: give "
+                    "their sets different names, or give them equal spaces."
                 )

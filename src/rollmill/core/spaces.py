@@ -19,6 +19,11 @@ from rollmill.core.types import Key
 
 SUPPORTED = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Dict, spaces.Tuple)
 
+MAX_NUMBERS = 16
+"""Numbers of a space that a message shows. Of a longer array, it shows the first and the last three."""
+MAX_SPACE_TEXT = 240
+"""Maximum number of characters of a space in a message."""
+
 
 def map_space(function: Callable[..., Any], space: spaces.Space, *elements: Any) -> Any:
     """Calls `function(leaf, *parts)` for each leaf of a space, with its parts of the elements, or of batches.
@@ -54,6 +59,15 @@ def part_at(element: Any, path: tuple[Any, ...]) -> Any:
 def format_path(path: tuple[Any, ...]) -> str:
     """Returns the path of a leaf as subscripts, such as `['arm'][2]`."""
     return "".join(f"[{key!r}]" for key in path)
+
+
+def space_text(space: spaces.Space) -> str:
+    """Returns a space as messages show it, in one line. Long arrays and texts are shortened in the middle."""
+    with np.printoptions(threshold=MAX_NUMBERS, linewidth=MAX_SPACE_TEXT):
+        text = " ".join(str(space).split())
+    if isinstance(space, spaces.MultiDiscrete) and space.nvec.size > MAX_NUMBERS:
+        text += f" of shape {space.shape}"
+    return text if len(text) <= MAX_SPACE_TEXT else f"{text[: MAX_SPACE_TEXT - 80]} ... {text[-70:].lstrip()}"
 
 
 def struct(space: spaces.Space) -> PyTree[jax.ShapeDtypeStruct]:
@@ -180,7 +194,7 @@ def repeat_space(space: spaces.Space, count: int) -> spaces.Space:
 def unsupported_space(space: spaces.Space) -> UsageError:
     """Returns the error for a kind of space that has no JAX form with a fixed shape."""
     names = ", ".join(kind.__name__ for kind in SUPPORTED)
-    return UsageError(f"the space {space} has no fixed-shape JAX form. Supported spaces: {names}.")
+    return UsageError(f"the space {space_text(space)} has no fixed-shape JAX form. Supported spaces: {names}.")
 
 
 def _dtype(space: spaces.Space) -> np.dtype:

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, PyTree
 
 from rollmill.core.contracts import outline
 from rollmill.core.errors import ContractError
-from rollmill.core.spaces import struct
+from rollmill.core.spaces import space_text, struct
 from rollmill.dataflow.graph import Batch, Graph, Metrics, Trajectory
 
 RECORDED = (
@@ -140,7 +140,7 @@ def check_action(action: PyTree, space: spaces.Space, where: str) -> None:
     expected = struct(space)
     if jax.tree.structure(action) != jax.tree.structure(expected) or _kinds(action) != _kinds(expected):
         raise ContractError(
-            f"{where} returned the action {outline(action)}, expected {outline(expected)} for {space}."
+            f"{where} returned the action {outline(action)}, expected {outline(expected)} for {space_text(space)}."
         )
 
 

@@ -12,7 +12,7 @@ from gymnasium.vector.utils import batch_space
 from jaxtyping import PyTree
 
 from rollmill.core.errors import ContractError, EnvironmentFailed, NonFiniteError
-from rollmill.core.spaces import contains, struct
+from rollmill.core.spaces import contains, space_text, struct
 from rollmill.core.types import HostEnvironment, HostVector
 from rollmill.envs.agents import possible_masks
 from rollmill.envs.host import replace_illegal_actions, step_struct
@@ -105,5 +105,5 @@ def _check_observation(env: HostEnvironment, what: str, observation: PyTree[np.n
         if not contains(env.observation_space, row):
             raise ContractError(
                 f"{env.name}: {what} returned the observation {row}, which is not in the space "
-                f"{env.observation_space}. hint: fix the observation (NaN, bounds) or the space."
+                f"{space_text(env.observation_space)}. hint: fix the observation (NaN, bounds) or the space."
             )

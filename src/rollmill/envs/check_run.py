@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int, Key as KeyArray, PyTree
 
 from rollmill.core.errors import ContractError
-from rollmill.core.spaces import contains
+from rollmill.core.spaces import contains, space_text
 from rollmill.core.threefry import small_programs
 from rollmill.core.types import Action, Environment, Key, Observation, Params, State, Timestep, is_key
 from rollmill.core.user_frame import attribute_to_user_code
@@ -112,8 +112,8 @@ def check_bounds(env: Environment, record: PlayedSteps) -> None:
             observation = jax.tree.map(lambda leaf, first=first: np.asarray(leaf[first]).tolist(), observations)
             raise ContractError(
                 f"{env.name}: the observation {when} {start + first} is {observation}, outside of "
-                f"observation_space {env.observation_space}. hint: widen the bounds of the space, or clip the "
-                "observation."
+                f"observation_space {space_text(env.observation_space)}. hint: widen the bounds of the space, "
+                "or clip the observation."
             )
 
 

@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 from rollmill.core.contracts import outline, type_of
 from rollmill.core.errors import ContractError, UsageError
-from rollmill.core.spaces import struct
+from rollmill.core.spaces import space_text, struct
 from rollmill.core.types import Environment, Timestep, is_key
 from rollmill.core.user_frame import attribute_to_user_code, user_frame, user_frame_of
 from rollmill.envs.agents import joint_spaces, possible_masks, reward_struct
@@ -200,7 +200,8 @@ def check_observation_space(env: Environment, traced: Traced) -> None:
     if jax.tree.structure(observation) != jax.tree.structure(expected):
         raise ContractError(
             f"{env.name}: the observation is {outline(observation)}, but observation_space "
-            f"{env.observation_space} declares {outline(expected)}. hint: change the observation or the space."
+            f"{space_text(env.observation_space)} declares {outline(expected)}. hint: change the observation or "
+            "the space."
         )
     for path, leaf, space_leaf in _pair_leaves(observation, expected):
         if (leaf.shape, leaf.dtype) != (space_leaf.shape, space_leaf.dtype):
@@ -221,8 +222,8 @@ def check_action_mask(env: Environment, traced: Traced) -> None:
     possible = possible_masks(env)
     if possible is None:
         raise ContractError(
-            f"{env.name} has an action_mask, but its action space is {env.action_space}, expected a Discrete or "
-            "MultiDiscrete space. hint: leave action_mask out."
+            f"{env.name} has an action_mask, but its action space is {space_text(env.action_space)}, expected a "
+            "Discrete or MultiDiscrete space. hint: leave action_mask out."
         )
     expected = jax.tree.map(lambda choices: jax.ShapeDtypeStruct(choices.shape, jnp.bool_), possible)
     if env.agents and isinstance(mask, dict):
@@ -230,7 +231,7 @@ def check_action_mask(env: Environment, traced: Traced) -> None:
     if not _same_types(mask, expected):
         raise ContractError(
             f"{env.name}: action_mask returned {outline(mask)}, expected {outline(expected)}, "
-            f"one boolean for each choice of {env.action_space}."
+            f"one boolean for each choice of {space_text(env.action_space)}."
         )
 
 

@@ -15,6 +15,7 @@ from rollmill.core.bounds import Count, Range
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.field_help import with_field_help
 from rollmill.core.schema import check_fields
+from rollmill.core.spaces import space_text
 from rollmill.core.types import Key, Memory, Observation
 from rollmill.networks.base import Distribution, LegalActions, Output
 from rollmill.networks.heads import ActionHead, action_head
@@ -299,7 +300,7 @@ def check_config(config: NetworkConfig, observation_space: spaces.Space) -> None
     if config.torso in ("cnn", "resnet", "impala") and not any(leaf.image for leaf in leaves(observation_space)):
         raise UsageError(
             f"torso={config.torso!r} needs a Box of rank 3 (an image), got the observation space "
-            f"{observation_space}. hint: use torso='auto'."
+            f"{space_text(observation_space)}. hint: use torso='auto'."
         )
 
 

@@ -15,6 +15,7 @@ from gymnasium import spaces
 from jaxtyping import Array, Float
 
 from rollmill.core.errors import UsageError
+from rollmill.core.spaces import space_text
 from rollmill.core.types import Key
 from rollmill.networks.base import Distribution, LegalActions
 from rollmill.networks.distributions import (
@@ -184,8 +185,8 @@ def action_head(
             log_std = FixedLogStd(log_std.weight) if isinstance(log_std, FreeLogStd) and not learn_std else log_std
             return GaussianHead(mean, log_std, space.shape, finite_bounds(space) if squash else None)
     raise UsageError(
-        f"the action space {space} is not supported. Supported: Discrete, MultiDiscrete, MultiBinary and Box of "
-        "floats. hint: flatten a Dict or Tuple into one of these in the environment."
+        f"the action space {space_text(space)} is not supported. Supported: Discrete, MultiDiscrete, "
+        "MultiBinary and Box of floats. hint: flatten a Dict or Tuple into one of these in the environment."
     )
 
 
@@ -207,8 +208,8 @@ def finite_bounds(space: spaces.Box) -> tuple[tuple[float, ...], tuple[float, ..
     # bound.
     if not np.all((high > low) & (high - low <= np.finfo(np.float32).max)):
         raise UsageError(
-            f"squash_actions needs a finite lower bound and a larger upper bound for every action, got {space}. "
-            "hint: give the Box such bounds, or leave squash_actions off."
+            "squash_actions needs a finite lower bound and a larger upper bound for every action, got "
+            f"{space_text(space)}. hint: give the Box such bounds, or leave squash_actions off."
         )
     return tuple(low.tolist()), tuple(high.tolist())
 

@@ -15,7 +15,7 @@ from jaxtyping import PyTree
 
 from rollmill.algorithms import clip_to_space
 from rollmill.core.errors import UsageError
-from rollmill.core.spaces import struct
+from rollmill.core.spaces import space_text, struct
 from rollmill.core.types import Action, Key, Memory
 from rollmill.dataflow import Graph, Weights
 from rollmill.policies.action_distribution import ActionDistribution, action_distribution
@@ -384,7 +384,8 @@ class Policy:
         expected = possible_mask(self.action_space)
         if isinstance(expected, tuple):
             raise UsageError(
-                f"an action mask needs a Discrete or MultiDiscrete action space, got {self.action_space}."
+                "an action mask needs a Discrete or MultiDiscrete action space, got "
+                f"{space_text(self.action_space)}."
             )
         # kinds without a mask can take all actions
         if isinstance(expected, dict) and isinstance(action_mask, dict):

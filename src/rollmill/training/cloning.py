@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from rollmill.algorithms.fragments import PolicyWeights
 from rollmill.core.errors import UsageError
-from rollmill.core.spaces import contains, struct
+from rollmill.core.spaces import contains, space_text, struct
 from rollmill.core.types import Key
 from rollmill.dataflow import Graph
 from rollmill.envs import scale, update_statistics
@@ -108,7 +108,9 @@ def _check(graph: Graph, learner: Any) -> None:
     if not isinstance(
         graph.action_space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
     ):
-        raise UsageError(f"clone does not support actions with several parts, got {graph.action_space}.")
+        raise UsageError(
+            f"clone does not support actions with several parts, got {space_text(graph.action_space)}."
+        )
 
 
 def _check_legal(graph: Graph, file: Path, weights: PolicyWeights, shown: Demonstrations) -> None:
@@ -138,7 +140,8 @@ def demonstrations(graph: Graph, file: Path) -> Demonstrations:
         place = int(np.argmin(inside))
         wrong = rows["action"][place]
         raise UsageError(
-            f"{file}: the action of transition {place} is {wrong}, which is not in {graph.action_space}."
+            f"{file}: the action of transition {place} is {wrong}, which is not in "
+            f"{space_text(graph.action_space)}."
         )
     # With normalised rewards, gamma is part of the programs. A schedule has its first value in `hyperparameters`.
     gamma = graph.hyperparameters.get("gamma") or graph.settings.get("config", {}).get("gamma", 1.0)

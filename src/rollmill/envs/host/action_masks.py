@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from rollmill.core.errors import ContractError
-from rollmill.core.spaces import possible_choices
+from rollmill.core.spaces import possible_choices, space_text
 
 LATE_MASK = "its infos contain an action_mask, which was missing from the first reset. hint: return one from both."
 
@@ -31,13 +31,13 @@ def reports_masks(name: str, mask: Any, space: spaces.Space, *, rows: tuple[int,
     choices = possible_choices(space)
     if choices is None:
         raise ContractError(
-            f"{name}: the infos contain an action_mask, but the action space is {space}, expected a Discrete or "
-            "MultiDiscrete space. hint: leave action_mask out."
+            f"{name}: the infos contain an action_mask, but the action space is {space_text(space)}, expected a "
+            "Discrete or MultiDiscrete space. hint: leave action_mask out."
         )
     try:
         array = mask_of_shape(mask, (*rows, *choices.shape))
     except ValueError as error:
-        raise ContractError(f"{name}: {error} It has one number for each choice of {space}.") from None
+        raise ContractError(f"{name}: {error} It has one number for each choice of {space_text(space)}.") from None
     is_flag = np.isin(array, (0, 1))
     if not is_flag.all():
         raise ContractError(

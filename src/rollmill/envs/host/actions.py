@@ -11,7 +11,8 @@ from gymnasium import spaces
 from jaxtyping import PyTree
 
 from rollmill.core.errors import UsageError
-from rollmill.core.spaces import SUPPORTED, map_space, unsupported_space
+from rollmill.core.spaces import SUPPORTED, map_space, space_text, unsupported_space
+from rollmill.core.text import format_count
 
 
 def fit_to_space(space: spaces.Space, actions: PyTree[np.ndarray], num_envs: int) -> PyTree[np.ndarray]:
@@ -34,8 +35,8 @@ def _fit_leaf(num_envs: int, space: spaces.Space, actions: Any) -> np.ndarray:
     array = np.asarray(actions)
     if array.shape != (num_envs, *(space.shape or ())):
         raise UsageError(
-            f"actions have the shape {array.shape}, expected {(num_envs, *(space.shape or ()))} for {num_envs} "
-            f"actions of {space}."
+            f"actions have the shape {array.shape}, expected {(num_envs, *(space.shape or ()))} for "
+            f"{format_count(num_envs, 'action')} of {space_text(space)}."
         )
     if isinstance(space, spaces.Box):
         return np.minimum(np.maximum(array, space.low), space.high).astype(space.dtype, copy=False)

@@ -8,6 +8,7 @@ from gymnasium import spaces
 from jaxtyping import PyTree
 
 from rollmill.core.errors import UsageError
+from rollmill.core.spaces import space_text
 
 ArrayModule: TypeAlias = Any
 """`jax.numpy` or `numpy`."""
@@ -74,8 +75,8 @@ def box_of(space: spaces.Space, name: str, *, ranks: tuple[int, ...], hint: str)
         return space
     dimensions = " or ".join(map(str, ranks))
     raise UsageError(
-        f"the transform {name} needs observations in a Box with {dimensions} dimensions, got {space}. hint: "
-        f"{hint}."
+        f"the transform {name} needs observations in a Box with {dimensions} dimensions, got "
+        f"{space_text(space)}. hint: {hint}."
     )
 
 

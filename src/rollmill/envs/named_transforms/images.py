@@ -8,6 +8,7 @@ import numpy as np
 from gymnasium import spaces as gymnasium_spaces
 
 from rollmill.core.errors import UsageError
+from rollmill.core.spaces import space_text
 from rollmill.envs.named_transforms.definition import Spaces, Transform, bad_argument, box_of, count_of
 from rollmill.envs.named_transforms.observations import bounds_of, channel_axis, mapped_box
 
@@ -26,7 +27,7 @@ def grey(argument: str, spaces: Spaces) -> Transform:
     if space.shape[axis] != 3:
         raise UsageError(
             "the transform grey needs images with three colours in the first or last axis, got the observation "
-            f"space {space}."
+            f"space {space_text(space)}."
         )
     exact = space.dtype == np.uint8
 
@@ -76,7 +77,9 @@ def resize(argument: str, spaces: Spaces) -> Transform:
 def _image(space: gymnasium_spaces.Space, name: str, *, ranks: tuple[int, ...]) -> gymnasium_spaces.Box:
     box = box_of(space, name, ranks=ranks, hint="it is for images")
     if box.dtype != np.uint8 and not np.issubdtype(box.dtype, np.floating):
-        raise UsageError(f"the transform {name} needs images of uint8 or floating-point numbers, got {space}.")
+        raise UsageError(
+            f"the transform {name} needs images of uint8 or floating-point numbers, got {space_text(space)}."
+        )
     return box
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from gymnasium import spaces as gymnasium_spaces
 
 from rollmill.core.errors import UsageError
-from rollmill.core.spaces import box_bounds, leaf_spaces, part_at, struct, unsupported_space
+from rollmill.core.spaces import box_bounds, leaf_spaces, part_at, space_text, struct, unsupported_space
 from rollmill.envs.named_transforms.definition import Spaces, Transform, bad_argument, box_of, count_of
 
 
@@ -91,7 +91,8 @@ def time_observation(argument: str, spaces: Spaces) -> Transform:
     space = box_of(spaces.observation, "time", ranks=(1,), hint="put flatten or one-hot before it")
     if not np.issubdtype(space.dtype, np.floating):
         raise UsageError(
-            f"the transform time needs a vector of floating-point numbers, got the observation space {space}."
+            "the transform time needs a vector of floating-point numbers, got the observation space "
+            f"{space_text(space)}."
         )
 
     def timed(xp: Any, observation: Any, elapsed: Any) -> Any:

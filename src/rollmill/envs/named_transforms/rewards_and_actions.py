@@ -8,7 +8,7 @@ from gymnasium import spaces as gymnasium_spaces
 from jaxtyping import PyTree
 
 from rollmill.core.errors import UsageError
-from rollmill.core.spaces import struct
+from rollmill.core.spaces import space_text, struct
 from rollmill.envs.named_transforms.definition import Spaces, Transform, bad_argument, count_of, number_of
 
 
@@ -75,11 +75,11 @@ def rescale_actions(argument: str, spaces: Spaces) -> Transform:
         raise bad_argument("rescale-actions", argument, "it takes no argument", "rescale-actions")
     space = spaces.action
     if not isinstance(space, gymnasium_spaces.Box) or not np.issubdtype(space.dtype, np.floating):
-        raise UsageError(f"the transform rescale-actions needs a Box of actions, got {space}.")
+        raise UsageError(f"the transform rescale-actions needs a Box of actions, got {space_text(space)}.")
     if not space.is_bounded():
         raise UsageError(
-            f"the transform rescale-actions needs finite bounds for every action, got {space}. hint: leave it "
-            "out, because unbounded actions need no rescaling."
+            f"the transform rescale-actions needs finite bounds for every action, got {space_text(space)}. "
+            "hint: leave it out, because unbounded actions need no rescaling."
         )
     low, high = space.low.astype(np.float32), space.high.astype(np.float32)
     half = (high - low) / np.float32(2)

@@ -16,7 +16,7 @@ from rollmill.core.user_frame import attribute_to_user_code
 from rollmill.envs import active_agents, strongly_typed
 from rollmill.envs.field_checks import as_timestep
 from rollmill.programs.offered.rendering import check_render_mode, render_modes, show
-from rollmill.programs.offered.values import as_owned_arrays, checked_actions, element
+from rollmill.programs.offered.values import as_owned_arrays, checked_actions, element, single_action
 
 
 class ParallelEnvironment(pettingzoo.ParallelEnv[str, Any, Any]):
@@ -106,9 +106,10 @@ class ParallelEnvironment(pettingzoo.ParallelEnv[str, Any, Any]):
         fallback = next((actions[name] for name in names if name in actions), None)
         if fallback is None:
             fallback = self.action_spaces[names[0]].sample()
-        each = [actions.get(name, fallback) for name in names]
-        batch = jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *each)
-        return checked_actions(self._env.name, kind.action_space, batch, kind.count)
+        space, given = kind.action_space, [actions.get(name, fallback) for name in names]
+        each = [single_action(self._env.name, space, action) for action in given]
+        batch = jax.tree.map(lambda *leaves: np.stack(leaves), *each)
+        return checked_actions(self._env.name, space, batch, kind.count)
 
     def _observations(self, observation: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
         arrays = jax.device_get(observation)

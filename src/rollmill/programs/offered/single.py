@@ -53,7 +53,8 @@ class SingleEnvironment(gymnasium.Env[Any, Any]):
         """
         if self._ended:
             raise gymnasium.error.ResetNeeded(f"{self._env.name}: call reset() to begin an episode.")
-        batch = checked_actions(self._env.name, self.action_space, batch_of_one(self.action_space, action), 1)
+        name, space = self._env.name, self.action_space
+        batch = checked_actions(name, space, batch_of_one(name, space, action), 1)
         with attribute_to_user_code(f"{self._env.name}: step"):
             self._carry, result, self._mask = self._step(self._carry, batch)
         observation, numbers, info = result

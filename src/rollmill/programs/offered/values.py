@@ -7,7 +7,7 @@ from gymnasium import spaces
 from jaxtyping import PyTree
 
 from rollmill.core.errors import UsageError
-from rollmill.core.spaces import map_space
+from rollmill.core.spaces import map_space, space_text
 from rollmill.envs.host.actions import fit_to_space
 from rollmill.envs.host.layout import leaves
 
@@ -36,9 +36,23 @@ def as_owned_arrays(tree: PyTree[Any]) -> PyTree[Any]:
             return np.array(tree)[()]
 
 
-def batch_of_one(space: spaces.Space, action: Any) -> Any:
-    """Returns a batch that contains a single action."""
-    return map_space(lambda leaf, part: np.asarray(part)[None], space, action)
+def batch_of_one(name: str, space: spaces.Space, action: Any) -> Any:
+    """Returns a batch that contains a single action. See `single_action`."""
+    return map_space(lambda leaf, part: part[None], space, single_action(name, space, action))
+
+
+def single_action(name: str, space: spaces.Space, action: Any) -> Any:
+    """Returns an action of the environment `name` as arrays. Raises a `UsageError` if it has another shape."""
+
+    def as_array(leaf: spaces.Space, part: Any) -> np.ndarray:
+        array = np.asarray(part)
+        if array.shape != leaf.shape:
+            raise UsageError(
+                f"{name}: an action has the shape {array.shape}, expected {leaf.shape} for {space_text(leaf)}."
+            )
+        return array
+
+    return map_space(as_array, space, action)
 
 
 def checked_actions(name: str, space: spaces.Space, actions: Any, num_envs: int) -> Any:
@@ -70,10 +84,12 @@ def _check_leaf(name: str, space: spaces.Space, actions: np.ndarray) -> None:
             )
         return
     if actions.dtype.kind not in "iub":
-        raise UsageError(f"{name}: an action of {space} must be an integer, got an array of {actions.dtype}.")
+        raise UsageError(
+            f"{name}: an action of {space_text(space)} must be an integer, got an array of {actions.dtype}."
+        )
     low, high = _choices(space)
     if outside := actions[(actions < low) | (actions >= high)].tolist():
-        raise UsageError(f"{name}: the action {outside[0]} is outside {space}.")
+        raise UsageError(f"{name}: the action {outside[0]} is outside {space_text(space)}.")
 
 
 def _choices(space: spaces.Space) -> tuple[Any, Any]:
