@@ -120,6 +120,8 @@ def trial_process(run: Path) -> int | None:
             [*SHORT, "--over", "seed=0..1", "--group-seeds", "--fusion", "full"],
             "kernels with --fusion full support only one seed",
         ),
+        ([*SHORT, "--over", "quiet=true,false"], "--over quiet has no effect, because it only changes what a run"),
+        ([*SHORT, "--over", "seed=0,1", "--over", "dashboard=true,false"], "--over dashboard has no effect"),
         ([*SHORT, "--over", "run-dir=a,b"], "--run-dir has no effect, because each trial has a run of its own"),
         ([*SHORT, "--over", "resume-if-exists=true"], "--resume-if-exists applies to a single run"),
         ([*SHORT, "--over", "seed=0..1", "--stop-early", "median"], "unknown way to stop early 'median'"),

@@ -46,6 +46,9 @@ from rollmill.training.request import (
     with_types,
 )
 
+DISPLAY = ("quiet", "dashboard")
+"""Options of a run that say how its progress is shown. Trials that differ only in these are equal."""
+
 ALL_SAMPLERS = ("grid", "random", *SAMPLERS)
 EARLY_STOPPING = ("asha",)
 SAMPLE_CHECKS = 8
@@ -234,6 +237,11 @@ def _check_settings(request: TrainingRequest, axes: Sequence[Axis]) -> None:
         raise UsageError(
             "--run-dir has no effect, because each trial has a run of its own. hint: use --sweep-dir for the "
             "directory of the sweep."
+        )
+    if shown := next((axis.option for axis in axes if setting_name(axis.option) in DISPLAY), None):
+        raise UsageError(
+            f"--over {shown} has no effect, because it only changes what a run displays. hint: vary an "
+            "option that changes the training, such as learning-rate or seed."
         )
 
 
