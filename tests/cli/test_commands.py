@@ -96,6 +96,9 @@ def test_several_seeds_have_a_summary_over_them(rollmill, tmp_path):
     assert "training seed 5: mean return" in first
     other = json.loads(rollmill("evaluate", "seeds", "--episodes", 4, "--train-seed", 6, "--json").stdout)
     assert other["train_seed"] == 6
+    each = rollmill("evaluate", "seeds", "--episodes", 4, "--all-seeds").stdout.splitlines()
+    assert [line.partition(": ")[0].split()[-1] for line in each[:3]] == ["5", "6", "7"]
+    assert each[0] == first.strip() and each[3].startswith("3 training seeds: mean return ")
     wrong = rollmill("evaluate", "seeds", "--train-seed", 4)
     assert wrong.returncode == 2 and "seed=4 was not trained in seeds, which has the seeds 5, 6, 7" in wrong.stderr
 

@@ -19,12 +19,14 @@ from rollmill.core.text import format_count
 from rollmill.policies.cross_play import cross_play, environment_with_roles, load_partner, roles_in_turn
 from rollmill.policies.environments import environment_of
 from rollmill.policies.evaluation import evaluate_rule, evaluate_run
+from rollmill.policies.loading import load_weights
 from rollmill.policies.matches import load_opponent, match_runs
 from rollmill.policies.policy import LoadedRun
 from rollmill.policies.rules import names_rule, refuse_for_rule
 from rollmill.policies.watching import watch
 from rollmill.programs.evaluation.episodes import EvaluationEpisodes
 from rollmill.record.run_directory import RunDirectory
+from rollmill.runs.saved_run import read_options
 
 FOR_RULES = ("run", "env", "env_options", "transforms", "seed", "imports", "episodes", "record", "json")
 """Options that apply to policies that are functions rather than runs."""
@@ -53,6 +55,8 @@ class Evaluate(PolicyOptions):
     record: Path | None = None
     """Write all transitions of the episodes to this new file, which ends in .npz. `rollmill train --clone FILE`
     imitates them."""
+    all_seeds: Annotated[bool, Arg(only_on=True)] = False
+    """Evaluate the policy of each training seed of the run, and their mean."""
     watch: bool = False
     """Evaluate every checkpoint of a run as it appears, until the process that trains the run ends."""
     json: bool = False
@@ -65,6 +69,11 @@ def run(arguments: list[str]) -> int:
     if names_rule(options.run):
         result = _rule_episodes(options)
         print(json.dumps(result) if options.json else _sentence(result))
+        return 0
+    if options.all_seeds:
+        _check_all_seeds(options)
+        result = _all_seeds(options)
+        print(json.dumps(result) if options.json else _seeds_sentences(result))
         return 0
     if options.watch:
         return _watch(options)
@@ -89,6 +98,45 @@ def _episodes(options: Evaluate, loaded: LoadedRun) -> dict[str, Any]:
     environment = options.env or loaded.graph.settings["environment"]
     of_seed = {} if loaded.seed is None else {"train_seed": loaded.seed}
     return _result(environment, {"iteration": loaded.iteration, **of_seed}, episodes)
+
+
+def _check_all_seeds(options: Evaluate) -> None:
+    """Rejects options that apply to the policy of one seed."""
+    others = {
+        "--train-seed": options.train_seed is not None,
+        "--against": options.against is not None,
+        "--watch": options.watch,
+        "--record": options.record is not None,
+    }
+    if other := next((name for name, is_given in others.items() if is_given), None):
+        raise UsageError(
+            f"--all-seeds evaluates the policies of all training seeds, but {other} needs a single one. hint: "
+            "leave one of them out."
+        )
+
+
+def _all_seeds(options: Evaluate) -> dict[str, Any]:
+    """Returns the result of each training seed, with the mean and the standard deviation over seeds."""
+    loaded, results = options.load(), []
+    for seed in read_options(RunDirectory.open(options.run)).seeds:
+        source = {**options.source, "seed": seed, "algorithm": loaded.graph}
+        of_seed = load_weights(options.run, checkpoint=options.checkpoint, **source)
+        results.append({**_episodes(options, of_seed), "train_seed": seed})
+    means = [result["mean_return"] for result in results]
+    return {
+        "environment": results[0]["environment"],
+        "iteration": loaded.iteration,
+        "mean_return": float(np.mean(means)),
+        "std_over_seeds": float(np.std(means)),
+        "seeds": results,
+    }
+
+
+def _seeds_sentences(result: dict[str, Any]) -> str:
+    """Returns a line for each seed, and a line with their mean."""
+    count = format_count(len(result["seeds"]), "training seed")
+    mean = f"{result['mean_return']:.5g} (std over seeds {result['std_over_seeds']:.4g})"
+    return "\n".join([*map(_sentence, result["seeds"]), f"{count}: mean return {mean}"])
 
 
 def _rule_episodes(options: Evaluate) -> dict[str, Any]:
