@@ -16,15 +16,15 @@ demo: $(VENV)/.installed
 
 # Tests of whole trainings, of searches, of the compiler and of long plays run without runtime checks of types and
 # shapes, which would double their time.
-UNCHECKED := $(addprefix tests/,cli fusion gpus hostile manual plan_search plotting policies processes programs runs \
-	serving sweeps training workers) tests/core/test_extending.py tests/hooks/test_tracking.py \
+UNCHECKED := $(addprefix tests/,cli fusion gpus hostile manual offered plan_search plotting policies processes programs \
+	runs serving sweeps training tree_search workers) tests/core/test_extending.py tests/hooks/test_tracking.py \
 	$(addprefix tests/dataflow/test_,flow.py replay.py loops.py sequences.py) tests/core/test_algorithm_pages.py \
 	$(addprefix tests/envs/test_,adapters.py batch_simulators.py check.py named_transforms.py pgx.py robots.py tag.py \
 	tag_parity.py) \
 	$(addprefix tests/algorithms/test_,a3c.py adaptive_rate.py alphazero.py classical.py final_masks.py hyperparameters.py \
 	images.py impala.py long_counts.py mappo_fragments.py mappo_probes.py memory.py numbers_of_roles.py off_policy.py \
 	own_files.py parameters_of_environments.py ppo_fragments.py novelty.py pqn.py probes.py r2d2.py recurrent_agents.py \
-	rsac.py schedule_progress.py schedules_of_numbers.py search.py team_values.py value_distributions.py)
+	rsac.py schedule_progress.py schedules_of_numbers.py team_values.py value_distributions.py)
 
 test: $(VENV)/.installed-peers
 	ROLLMILL_REQUIRE_PEERS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" $(UNCHECKED:%=--ignore=%)

@@ -36,7 +36,6 @@ from measure import options, write_result
 
 import rollmill
 from rollmill.algorithms import opponent
-from rollmill.algorithms.positions import Position
 from rollmill.core.types import Key
 from rollmill.envs.connect_four import (
     COLUMNS,
@@ -54,6 +53,7 @@ from rollmill.programs.cache import enable_compilation_cache
 from rollmill.programs.compiler_options import EXACT_PRECISION
 from rollmill.record.checkpoints import Checkpoints
 from rollmill.record.run_directory import RunDirectory
+from rollmill.tree_search.positions import Position
 
 GAME = "ConnectFour-v0"
 BOOK = "12-ply-dist"

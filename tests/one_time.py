@@ -4,8 +4,8 @@ from functools import partial
 
 import equinox as eqx
 
-from rollmill.core.threefry import small_programs
 from rollmill.dataflow import init_state
+from rollmill.lowerings.threefry import small_programs
 
 
 def run_once(function, *arguments):

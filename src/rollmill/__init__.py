@@ -76,6 +76,7 @@ if TYPE_CHECKING:
         actor_critic as actor_critic,
         register_network as register_network,
     )
+    from rollmill.offered import to_gymnasium as to_gymnasium, to_pettingzoo as to_pettingzoo
     from rollmill.plotting.curves import plot as plot
     from rollmill.policies.action_distribution import ActionDistribution as ActionDistribution
     from rollmill.policies.evaluation import evaluate as evaluate
@@ -85,7 +86,6 @@ if TYPE_CHECKING:
     from rollmill.policies.policy import Policy as Policy
     from rollmill.policies.rendering import render as render
     from rollmill.profiler.profiling import ProfileOptions as ProfileOptions, profile as profile
-    from rollmill.programs.offered import to_gymnasium as to_gymnasium, to_pettingzoo as to_pettingzoo
     from rollmill.runs.algorithms import register_algorithm as register_algorithm
     from rollmill.runs.diagnosis import replay as replay
     from rollmill.runs.options import RunOptions as RunOptions

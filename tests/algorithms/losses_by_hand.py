@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from one_time import run_once
-from rollmill.core.threefry import small_programs
 from rollmill.dataflow import collect, identity, init_state, minibatch_gather
+from rollmill.lowerings.threefry import small_programs
 
 LOOSE = {"rtol": 2e-4, "atol": 1e-5}
 

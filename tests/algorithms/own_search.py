@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from rollmill.algorithms.alphazero import Planner, SearchExtras
-from rollmill.algorithms.fragments import legal_actions
-from rollmill.algorithms.positions import discrete_action
 from rollmill.dataflow import Decision, UnfusedPolicy
+from rollmill.envs.agents import legal_actions
+from rollmill.tree_search.positions import discrete_action
 
 
 def with_two_plies(graph, *, temperature=0.1):

@@ -11,11 +11,11 @@ import rollmill
 from algorithms.own_nim import MOST, Heap, nim, observe
 from algorithms.own_search import with_two_plies
 from algorithms.own_soft_q import soft_q
-from rollmill.algorithms.positions import Position
 from rollmill.policies.matches import match_runs
 from rollmill.policies.policy import LoadedRun
 from rollmill.programs.compiled import lower
 from rollmill.programs.dispatch import dispatch_ahead
+from rollmill.tree_search.positions import Position
 
 SHARED = rollmill.NetworkConfig(hidden_sizes=(32,), activation="relu", shared_torso=True)
 

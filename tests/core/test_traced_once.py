@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rollmill.core.equality import certainly_same
 from rollmill.core.trace_cache import TracedOnce
+from rollmill.runs.equality import certainly_same
 
 
 class Counted:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rollmill.core.convolutions import order_convolutions
+from rollmill.lowerings.convolutions import order_convolutions
 from rollmill.programs import own_convolution
 
 pytest.importorskip("llvmlite")

@@ -9,8 +9,8 @@ import optax
 import pytest
 
 from rollmill.algorithms.optimisers import clipped_descent, descend
-from rollmill.core.flat_descent import register_descent_code
-from rollmill.core.threefry import THREEFRY_CALL
+from rollmill.lowerings.flat_descent import register_descent_code
+from rollmill.lowerings.threefry import THREEFRY_CALL
 from rollmill.programs import own_descent
 from rollmill.programs.program_store import calls_of
 

@@ -8,8 +8,8 @@ from fused_runs import lowered_for
 from gymnasium import spaces
 
 import rollmill
-from rollmill.core.column_major import column_major
 from rollmill.fusion import lower_rollout
+from rollmill.lowerings.column_major import column_major
 
 SIZE = 24
 """Rows and columns of an image, from which a convolutional network computes 1,600 features."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rollmill.core.threefry import THREEFRY_CALL
+from rollmill.lowerings.threefry import THREEFRY_CALL
 from rollmill.networks import (
     cnn,
     convolution,

@@ -6,7 +6,6 @@ from itertools import product
 import pytest
 
 from profiling.by_hand import OPERATIONS, process, profile
-from rollmill.core.processor_time import CoreUse
 from rollmill.profiler.advice import (
     RULES,
     add_actors,
@@ -22,6 +21,7 @@ from rollmill.profiler.advice import (
     write_less,
 )
 from rollmill.profiler.report.terminal import draw_profile
+from rollmill.profiling.processor_time import CoreUse
 from rollmill.profiling.results import THIS_PROCESS, Ceilings, DeviceActivity, HostTime, OperationTime, Overlap
 
 BUSY = Overlap(host_only=0.0, device_only=0.04, both=0.0079, neither=0.0)

@@ -10,12 +10,12 @@ import pytest
 import rollmill
 from envs import tic_tac_toe_reference as reference
 from rollmill.algorithms import environment_functions, opponent
-from rollmill.algorithms.positions import Position
 from rollmill.dataflow import Decision
 from rollmill.envs import tic_tac_toe
 from rollmill.policies.matches import match_runs
 from rollmill.policies.policy import LoadedRun
 from rollmill.programs.matches import Game, MatchResult, Player, play_match
+from rollmill.tree_search.positions import Position
 from wordings import raises
 
 INDEX = {"X": 0, "O": 1}

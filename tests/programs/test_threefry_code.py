@@ -15,7 +15,7 @@ from jax.extend.random import threefry2x32_p
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from stored_draws import made
 
-from rollmill.core.threefry import MAX_CODED, THREEFRY_CALL, rolled_threefry, small_programs, unroll_threefry
+from rollmill.lowerings.threefry import MAX_CODED, THREEFRY_CALL, rolled_threefry, small_programs, unroll_threefry
 from rollmill.programs import program_store, threefry_code
 from rollmill.programs.program_store import ProgramStore, unknown_calls
 

@@ -43,7 +43,7 @@ UNNEEDED = ("channels", "fusion", "processes", "profiling", "profiler", "recipes
 """Packages that no training in one program without kernels needs."""
 OTHERS = (
     "algorithms.dqn",
-    "algorithms.search",
+    "tree_search.tree",
     "envs.check",
     "envs.named_transforms",
     "envs.pendulum",

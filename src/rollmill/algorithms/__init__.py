@@ -37,13 +37,11 @@ if TYPE_CHECKING:
         uniform_replay as uniform_replay,
         update_target as update_target,
     )
-    from rollmill.algorithms.opponents import opponent as opponent
     from rollmill.algorithms.optimisers import (
         Optimiser as Optimiser,
         clipped_descent as clipped_descent,
         descend as descend,
     )
-    from rollmill.algorithms.positions import discrete_action as discrete_action, position as position
     from rollmill.algorithms.ppo import PPOConfig as PPOConfig, ppo as ppo
     from rollmill.algorithms.pqn import PQNConfig as PQNConfig, pqn as pqn
     from rollmill.algorithms.qmix import QMIXConfig as QMIXConfig, qmix as qmix
@@ -64,5 +62,7 @@ if TYPE_CHECKING:
     from rollmill.algorithms.sac import SACConfig as SACConfig, sac as sac
     from rollmill.algorithms.td3 import TD3Config as TD3Config, td3 as td3
     from rollmill.algorithms.vdn import VDNConfig as VDNConfig, vdn as vdn
+    from rollmill.tree_search.opponents import opponent as opponent
+    from rollmill.tree_search.positions import discrete_action as discrete_action, position as position
 
 __getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -2,7 +2,7 @@
 
 The policy is a tree search that steps copies of the environment, by default Gumbel AlphaZero (Danihelka et al.,
 "Policy improvement by planning with Gumbel", ICLR 2022). The network learns to predict the search's choices and
-the results of the games. The searches are in `rollmill.algorithms.search`.
+the results of the games. The searches are in `rollmill.tree_search`.
 
 There are two departures from the paper. Training and self-play alternate, and each iteration learns only from its
 own games, as in the Pgx example (Koyamada et al., NeurIPS 2023). Games that do not end within an iteration are
@@ -39,25 +39,14 @@ from rollmill.algorithms.fragments import (
     NetworkPolicy,
     PolicyWeights,
     environment_functions,
-    legal_actions,
     network_policy,
 )
 from rollmill.algorithms.hyperparameters import current_config, current_hyperparameters
 from rollmill.algorithms.losses import squared_value_loss
 from rollmill.algorithms.on_policy import ActorCriticLearner, no_condition, start_learner, update
 from rollmill.algorithms.optimisers import rate_now
-from rollmill.algorithms.positions import Position, advance, discrete_action, plannable_parts, position
 from rollmill.algorithms.reports import GAMES, value_moments
 from rollmill.algorithms.returns import bootstrap_values, lambda_returns
-from rollmill.algorithms.search import (
-    NO_NOISE,
-    EvaluatedPosition,
-    Expansion,
-    RootNoise,
-    SearchResult,
-    gumbel_search,
-    puct_search,
-)
 from rollmill.algorithms.sizes import steps_each
 from rollmill.core.bounds import (
     Count,
@@ -101,7 +90,12 @@ from rollmill.dataflow import (
     UnfusedPolicy,
 )
 from rollmill.envs import strongly_typed
+from rollmill.envs.agents import legal_actions
 from rollmill.networks import NetworkConfig, actor_critic
+from rollmill.tree_search.gumbel import gumbel_search
+from rollmill.tree_search.positions import Position, advance, discrete_action, plannable_parts, position
+from rollmill.tree_search.puct import NO_NOISE, RootNoise, puct_search
+from rollmill.tree_search.tree import EvaluatedPosition, Expansion, SearchResult
 
 UNFUSED = "alphazero searches a tree before each move, and the trees of all games do not fit into a kernel"
 

@@ -44,7 +44,8 @@ from rollmill.core.machine import leave_device_memory
 from rollmill.core.schema import check_names, coerce, coerce_fields
 from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, Params, StartHost
 from rollmill.dataflow import ElementwiseUpdate, Graph, Hyperparameters, Loops, Metrics, choose_num_shards
-from rollmill.envs import as_environment, is_on_host
+from rollmill.envs import is_on_host
+from rollmill.envs.registry import single_agent
 from rollmill.gpus.jax_settings import check_jax
 from rollmill.networks import TORSOS, NetworkConfig, actor_critic, is_network, resolve_layout
 
@@ -291,18 +292,6 @@ def environment_parts(
         return env, functions, None
     refuse_params(env, params)
     return env, host_functions(env, gamma=gamma, final_mask=final_mask), partial(env.start, gamma=gamma)
-
-
-def single_agent(env: Environment | HostEnvironment | GymnasiumObject | str) -> Environment | HostEnvironment:
-    """Converts `env` with `as_environment`. Raises a `UsageError` if it is a multi-agent environment."""
-    env = as_environment(env)
-    if env.agents:
-        kinds = ", ".join(kind.name for kind in env.agents)
-        raise UsageError(
-            f"{env.name} is a multi-agent environment ({kinds}), which this algorithm does not support. hint: "
-            "train it with mappo or ippo, or, if its agents are one team, with vdn or qmix."
-        )
-    return env
 
 
 def with_layout(config: Config, env: Environment | HostEnvironment) -> Config:

@@ -11,7 +11,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from gymnasium import spaces
-from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
+from jaxtyping import Array, Float, Int, PyTree, Shaped
 
 from rollmill.algorithms.hyperparameters import as_data
 from rollmill.core.errors import ContractError, UsageError
@@ -57,6 +57,7 @@ from rollmill.envs import (
     record_final_mask,
     strongly_typed,
 )
+from rollmill.envs.agents import legal_actions
 from rollmill.envs.numbers import UNIFORM, drawing, held_numbers, now_of, replace_params, with_ends
 from rollmill.networks import ActorCritic, Distribution, Output
 
@@ -72,11 +73,6 @@ KEPT_INFO = (
     *(FINAL_MASK, UNSTABLE, OVERFLOW),
 )
 """Entries of an environment's `info` that are stored in the trajectory."""
-
-
-def legal_actions(env: Environment, state: State, params: Params) -> PyTree[Bool[Array, "..."]]:
-    """Returns the environment's action mask, or `()` if all actions are legal."""
-    return () if env.action_mask is None else env.action_mask(state, params)
 
 
 class EnvironmentFunctions(NamedTuple):

@@ -13,9 +13,9 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from rollmill.algorithms.hyperparameters import Number
 from rollmill.core.errors import UsageError
-from rollmill.core.flat_descent import descend_flat
 from rollmill.core.schedules import NumberSchedule
 from rollmill.dataflow import Hyperparameters, Loops
+from rollmill.lowerings.flat_descent import descend_flat
 
 MAX_UPDATES = 2**31 - 1
 """Maximum number of updates of a run, which are counted in 32 bits."""

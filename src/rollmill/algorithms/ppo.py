@@ -25,7 +25,6 @@ from rollmill.algorithms.building import (
     loops_of,
     optimiser_of,
     parts_of,
-    single_agent,
     validate_config,
 )
 from rollmill.algorithms.fragments import MakeNetwork
@@ -63,6 +62,7 @@ from rollmill.core.schema import check_fields
 from rollmill.core.spaces import is_unbounded, space_text
 from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, Params
 from rollmill.dataflow import Graph, Metrics
+from rollmill.envs.registry import single_agent
 from rollmill.networks import NetworkConfig, Output
 from rollmill.networks.distributions import DiagonalGaussian
 

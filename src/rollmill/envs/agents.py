@@ -46,6 +46,11 @@ def active_agents(env: Environment, state: State, params: Params) -> dict[str, B
     return all_active if env.active is None else {**all_active, **env.active(state, params)}
 
 
+def legal_actions(env: Environment, state: State, params: Params) -> PyTree[Bool[Array, "..."]]:
+    """Returns the environment's action mask, or `()` if all actions are legal."""
+    return () if env.action_mask is None else env.action_mask(state, params)
+
+
 def reward_struct(env: Environment | HostEnvironment) -> PyTree[jax.ShapeDtypeStruct]:
     """Returns the shape and dtype of one step's reward: `[]`, or `[A]` for each kind of agents."""
     if not env.agents:

@@ -12,11 +12,11 @@ from jaxtyping import Array, Bool, Int, Key as KeyArray, PyTree
 
 from rollmill.core.errors import ContractError
 from rollmill.core.spaces import contains, space_text
-from rollmill.core.threefry import small_programs
 from rollmill.core.types import Action, Environment, Key, Observation, Params, State, Timestep, is_key
 from rollmill.core.user_frame import attribute_to_user_code
-from rollmill.envs.agents import possible_masks, random_action
+from rollmill.envs.agents import legal_actions, possible_masks, random_action
 from rollmill.envs.transforms import TimeLimitState
+from rollmill.lowerings.threefry import small_programs
 
 NUM_RESETS = 128
 """Number of resets that sample the distribution of first states."""
@@ -269,7 +269,7 @@ def _until_end(
 def _random_step(env: Environment, params: Params, state: State, key: Key) -> CheckedSteps:
     """Takes one step with a random legal action."""
     action_key, step_key = jax.random.split(key)
-    mask = () if env.action_mask is None else env.action_mask(state, params)
+    mask = legal_actions(env, state, params)
     action = random_action(action_key, env, mask)
     timestep = env.step(step_key, state, action, params)
     return CheckedSteps(

@@ -17,7 +17,7 @@ from gymnasium.vector import VectorEnv
 
 from rollmill.core.errors import UsageError, nearest_names
 from rollmill.core.registry import Registry
-from rollmill.core.types import NO_OPTIONS, Environment, HostEnvironment, Options
+from rollmill.core.types import NO_OPTIONS, Environment, GymnasiumObject, HostEnvironment, Options
 from rollmill.envs.field_checks import check_declarations
 from rollmill.envs.numbers import number_names, with_numbers
 from rollmill.envs.options import check_flags, keyword_names, takes_any, unknown_option
@@ -305,6 +305,18 @@ def as_environment(env: object, options: Options = NO_OPTIONS) -> Environment | 
         f"expected an environment, got {_describe(env)}. hint: give an id (rollmill.registered() lists them; "
         f"{_prefixes()}), the result of rollmill.make, a rollmill.Environment or a gymnasium.Env."
     )
+
+
+def single_agent(env: Environment | HostEnvironment | GymnasiumObject | str) -> Environment | HostEnvironment:
+    """Converts `env` with `as_environment`. Raises a `UsageError` if it is a multi-agent environment."""
+    env = as_environment(env)
+    if env.agents:
+        kinds = ", ".join(kind.name for kind in env.agents)
+        raise UsageError(
+            f"{env.name} is a multi-agent environment ({kinds}), which this algorithm does not support. hint: "
+            "train it with mappo or ippo, or, if its agents are one team, with vdn or qmix."
+        )
+    return env
 
 
 def _describe(value: Any) -> str:

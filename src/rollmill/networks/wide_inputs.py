@@ -56,7 +56,7 @@ def _sum_of_padded(*parts: Float[Array, " _"]) -> Float[Array, " I"]:
 
 
 def _product_on_tensor_cores(x: Float[Array, " I"], weight: Float[Array, "I O"]) -> Float[Array, " O"]:
-    from rollmill.core.column_major import column_major  # needed by few networks
+    from rollmill.lowerings.column_major import column_major  # needed by few networks
 
     missing = -x.size % ALIGNMENT
     aligned = jnp.pad(weight, ((0, missing), (0, 0)))

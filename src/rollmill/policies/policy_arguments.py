@@ -13,12 +13,12 @@ import numpy as np
 from gymnasium import spaces
 from jaxtyping import Array, PyTree
 
-from rollmill.algorithms.positions import Position
 from rollmill.core.errors import UsageError
 from rollmill.core.schema import coerce
 from rollmill.core.spaces import possible_choices
 from rollmill.core.types import Key
 from rollmill.dataflow import Graph
+from rollmill.tree_search.positions import Position
 
 Shape = tuple[int, ...]
 

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import fsum
 
-from rollmill.core.processor_time import CoreUse
 from rollmill.core.text import number
 from rollmill.profiling.breakdown import (
     category_seconds,
@@ -20,6 +19,7 @@ from rollmill.profiling.breakdown import (
     whole_time,
     working_processes,
 )
+from rollmill.profiling.processor_time import CoreUse
 from rollmill.profiling.results import Advice, OperationTime, ProcessTime, Profile
 from rollmill.profiling.text import about_percent, duration
 

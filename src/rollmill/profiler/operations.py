@@ -6,6 +6,7 @@ import jax
 
 from rollmill.core.errors import first_line
 from rollmill.fusion import CannotFuse, backend_for
+from rollmill.profiler.kernel_parts import rollout_parts
 from rollmill.profiler.library_kernels import measure_library_shares
 from rollmill.profiling.breakdown import working_processes
 from rollmill.profiling.classes import ROLLOUT_KERNEL_PATH
@@ -13,7 +14,6 @@ from rollmill.profiling.correction import EventCosts
 from rollmill.profiling.results import UNNAMED, OperationTime
 from rollmill.profiling.summary import ProcessWindows, divide, operations
 from rollmill.programs.compiled import CompiledProgram
-from rollmill.programs.kernel_parts import rollout_parts
 from rollmill.training.training import PreparedTraining
 
 MAX_UNNAMED = 0.01

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checka
 
 import jax
 
-from rollmill.core.processor_time import CoreUse, Readings, core_use, read_processor_time
 from rollmill.gpus.activity import GpuActivity
 from rollmill.profiling.correction import PairedWindow
 from rollmill.profiling.device_use import DeviceUse
+from rollmill.profiling.processor_time import CoreUse, Readings, core_use, read_processor_time
 from rollmill.profiling.recording import RecordedWindow, TraceRecorder
 from rollmill.profiling.results import THIS_PROCESS
 from rollmill.profiling.summary import ProcessWindows

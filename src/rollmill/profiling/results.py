@@ -12,8 +12,8 @@ from typing import Any
 
 from rollmill.core.errors import DataError
 from rollmill.core.json_data import parse_json
-from rollmill.core.processor_time import CoreUse
 from rollmill.core.schema import read_as
+from rollmill.profiling.processor_time import CoreUse
 
 VERSION = 1
 MAX_BYTES = 64 * 2**20

@@ -6,10 +6,10 @@ from typing import Any
 from jax.extend import core
 from jaxtyping import Array
 
-from rollmill.core.convolutions import Convolve, order_convolutions
 from rollmill.core.errors import CannotFuse
-from rollmill.core.flat_descent import register_descent_code
-from rollmill.core.threefry import unroll_threefry
+from rollmill.lowerings.convolutions import Convolve, order_convolutions
+from rollmill.lowerings.flat_descent import register_descent_code
+from rollmill.lowerings.threefry import unroll_threefry
 from rollmill.programs.threefry_code import register_threefry
 
 

@@ -17,7 +17,6 @@ from jaxtyping import Array, Int, PyTree, UInt32
 
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import Numerics, keep_freed_memory
-from rollmill.core.threefry import small_programs
 from rollmill.core.types import Key
 from rollmill.dataflow import (
     Collector,
@@ -40,6 +39,7 @@ from rollmill.dataflow import (
     start_learner,
     tree_bytes,
 )
+from rollmill.lowerings.threefry import small_programs
 from rollmill.planning.plan import AllReduce
 from rollmill.programs.compiler_options import CompilerOptions, options_for, start_options, without_tuning
 from rollmill.programs.empty_arrays import NO_EMPTY_ARRAYS, EmptyArrays

@@ -11,7 +11,6 @@ from jaxtyping import Array
 
 from rollmill.core.errors import CannotFuse, CheckpointError, FusionError, UsageError
 from rollmill.core.machine import Numerics
-from rollmill.core.threefry import small_programs
 from rollmill.core.types import Key
 from rollmill.dataflow import Batch, Collector, Graph, Learner, State, Weights, init_state, shuffled_rows
 from rollmill.fusion import (
@@ -37,6 +36,7 @@ from rollmill.fusion import (
     rollout_search,
 )
 from rollmill.fusion.backends.base import KernelKind
+from rollmill.lowerings.threefry import small_programs
 from rollmill.programs.compiler_options import start_options
 from rollmill.programs.kernels import (
     Fusion,

@@ -39,14 +39,11 @@ PACKAGE = Path(__file__).parents[1]
 MAKERS = sorted(
     file
     for pattern in (
-        "core/column_major.py",
-        "core/convolutions.py",
-        "core/flat_descent.py",
-        "core/threefry.py",
         "core/trace_cache.py",
         "dataflow/loops.py",
         "dataflow/minibatch_loop.py",
         "fusion/backends/cpu/*.py",
+        "lowerings/*.py",
         "physics/warp_robots.py",
         "programs/__init__.py",
         "programs/compiled.py",

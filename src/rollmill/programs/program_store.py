@@ -28,7 +28,7 @@ from jaxlib import xla_client
 
 from rollmill.core.installation import cache_root, read_verified, write_verified
 from rollmill.core.machine import identify_processor, installed_version, usable_cores
-from rollmill.core.threefry import THREEFRY_CALL, small_programs
+from rollmill.lowerings.threefry import THREEFRY_CALL, small_programs
 from rollmill.programs.cache import WITH_NAMES, kept_out_of_cache
 from rollmill.programs.compiler_options import CompilerOptions
 from rollmill.programs.threefry_code import register_threefry

@@ -17,10 +17,10 @@ from itertools import count
 from typing import Any
 
 from rollmill.core.errors import UsageError
-from rollmill.core.foreign_calls import register_call
 from rollmill.core.installation import cache_root, read_verified, write_verified
 from rollmill.core.machine import identify_processor, installed_version
-from rollmill.core.threefry import PARITY, ROTATIONS, THREEFRY_CALL, TURNS
+from rollmill.lowerings.foreign_calls import register_call
+from rollmill.lowerings.threefry import PARITY, ROTATIONS, THREEFRY_CALL, TURNS
 
 FOLDER = "code"
 MAX_BYTES = 2**16

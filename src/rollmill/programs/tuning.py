@@ -13,8 +13,8 @@ import jax
 
 from rollmill.core.errors import CannotFuse
 from rollmill.core.machine import usable_cores
-from rollmill.core.threefry import small_programs
 from rollmill.fusion import LaunchSearch, TunedLaunch, compile_candidates, find_fastest_launch
+from rollmill.lowerings.threefry import small_programs
 from rollmill.programs.compiler_options import single_call_options
 from rollmill.programs.search_cost import SearchBudget
 

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from rollmill.core.equality import certainly_same
 from rollmill.core.errors import CheckpointError, RollmillError, UsageError
 from rollmill.core.imports import ImportRefused, import_named
 from rollmill.core.json_data import parse_json, writable
@@ -20,6 +19,7 @@ from rollmill.networks.registry import NETWORKS
 from rollmill.record.json_files import plain
 from rollmill.runs.algorithms import ALGORITHMS, find_algorithm
 from rollmill.runs.digest_cache import recall_digests
+from rollmill.runs.equality import certainly_same
 
 _newest: Graph | None = None
 """The last graph that was built from names, which need not be built again to be described."""

@@ -12,12 +12,12 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from rollmill.algorithms.agent_views import AgentView
-from rollmill.algorithms.positions import Position
 from rollmill.core.spaces import sample
 from rollmill.core.types import Key, Memory, Observation
 from rollmill.dataflow import ActionMask, Decision, Graph, start_one, step_one
 from rollmill.policies.policy import LoadedRun
 from rollmill.policies.policy_arguments import mask_struct
+from rollmill.tree_search.positions import Position
 
 ENVIRONMENTS = 40
 

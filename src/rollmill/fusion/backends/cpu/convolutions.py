@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from rollmill.core.convolutions import Convolve
 from rollmill.fusion.backends.cpu.convolution_code import kernel_gradient_code, result_code, sum_code
 from rollmill.fusion.backends.cpu.convolution_plan import (
     KernelGradientPlan,
@@ -22,6 +21,7 @@ from rollmill.fusion.backends.cpu.convolution_plan import (
 )
 from rollmill.fusion.backends.cpu.ffi import call
 from rollmill.fusion.backends.cpu.target import processor
+from rollmill.lowerings.convolutions import Convolve
 
 MAX_AWAITED_CORES = 8
 """Maximum number of cores to keep busy with whole images. With fewer images than cores, XLA divides images."""

@@ -13,10 +13,10 @@ import jax
 from jaxtyping import Array
 from llvmlite import ir
 
-from rollmill.core.foreign_calls import register_call
 from rollmill.fusion.backends.cpu.builder import INT32, INT64, POINTER, Emitter, Value, byte, read, variable
 from rollmill.fusion.backends.cpu.sharing import SharedPrograms
 from rollmill.fusion.backends.cpu.target import function_address, processor
+from rollmill.lowerings.foreign_calls import register_call
 
 FRAME_EXTENSION, FRAME_API, FRAME_CONTEXT, FRAME_STAGE = range(8, 40, 8)
 FRAME_ARGUMENTS, FRAME_RESULTS = 40 + 32, 80 + 32

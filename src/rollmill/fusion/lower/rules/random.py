@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.random import threefry_prng_impl
 
-from rollmill.core.threefry import PARITY, ROTATIONS, TURNS
 from rollmill.core.types import is_key
 from rollmill.fusion.ir import Node
 from rollmill.fusion.lower.context import Lowering
@@ -30,6 +29,7 @@ from rollmill.fusion.lower.values import (
     no_nodes,
     positions,
 )
+from rollmill.lowerings.threefry import PARITY, ROTATIONS, TURNS
 
 WORD = np.dtype(np.uint32)
 

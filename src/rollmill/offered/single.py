@@ -12,8 +12,8 @@ from rollmill.core.types import Environment
 from rollmill.core.user_frame import attribute_to_user_code
 from rollmill.envs import strongly_typed
 from rollmill.envs.field_checks import as_timestep
-from rollmill.programs.offered.rendering import check_render_mode, render_modes, show
-from rollmill.programs.offered.values import as_owned_arrays, batch_of_one, checked_actions, element
+from rollmill.offered.rendering import check_render_mode, render_modes, show
+from rollmill.offered.values import as_owned_arrays, batch_of_one, checked_actions, element
 
 
 class SingleEnvironment(gymnasium.Env[Any, Any]):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete
 
-from rollmill.core.equality import certainly_same
+from rollmill.runs.equality import certainly_same
 
 
 def scaled(factor, *, bias=0.0):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax.extend.random import threefry2x32_p, threefry_2x32
 
-from rollmill.core.threefry import rolled_threefry, small_programs, unroll_threefry
+from rollmill.lowerings.threefry import rolled_threefry, small_programs, unroll_threefry
 
 # The vectors that are published with the generator, for 20 rounds: key, counter, result.
 KNOWN = [

@@ -7,17 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rollmill.algorithms.search import (
-    NO_NOISE,
-    EvaluatedPosition,
-    Expansion,
-    RootNoise,
-    gumbel_search,
-    puct_search,
-    tree,
-)
-from rollmill.algorithms.search.gumbel import halving_schedule
 from rollmill.gpus.jax_settings import standard_promotion
+from rollmill.tree_search import tree
+from rollmill.tree_search.gumbel import gumbel_search, halving_schedule
+from rollmill.tree_search.puct import NO_NOISE, RootNoise, puct_search
+from rollmill.tree_search.tree import EvaluatedPosition, Expansion
 
 ACTIONS, GAMES = 5, 32
 GUMBEL = {"max_considered_actions": 4, "gumbel_scale": 0.0, "value_scale": 0.3, "rescale_values": True}

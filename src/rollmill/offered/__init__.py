@@ -9,11 +9,11 @@ from rollmill.core.types import NO_OPTIONS, Environment, HostEnvironment
 from rollmill.envs import as_environment
 from rollmill.envs.adapters import import_extra
 from rollmill.envs.numbers import drawing
-from rollmill.programs.offered.single import SingleEnvironment
-from rollmill.programs.offered.vector import VectorEnvironment
+from rollmill.offered.single import SingleEnvironment
+from rollmill.offered.vector import VectorEnvironment
 
 if TYPE_CHECKING:
-    from rollmill.programs.offered.parallel import ParallelEnvironment
+    from rollmill.offered.parallel import ParallelEnvironment
 
 Autoreset = Literal["NextStep", "SameStep", "Disabled"]
 
@@ -95,7 +95,7 @@ def to_pettingzoo(
         >>> env = rollmill.to_pettingzoo("TagGridWorld-Small-v0")
     """
     import_extra("pettingzoo", "pettingzoo")
-    from rollmill.programs.offered.parallel import ParallelEnvironment
+    from rollmill.offered.parallel import ParallelEnvironment
 
     made = _find_compiled(env, options)
     if not made.agents:

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from rollmill.core import processor_time
-from rollmill.core.processor_time import CoreUse, ProcessorTime, core_use, read_processor_time
+from rollmill.profiling import processor_time
+from rollmill.profiling.processor_time import CoreUse, ProcessorTime, core_use, read_processor_time
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
 TICK = os.sysconf("SC_CLK_TCK")

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from rollmill.algorithms.building import single_agent
-from rollmill.algorithms.fragments import legal_actions
 from rollmill.core.errors import UsageError
 from rollmill.core.spaces import space_text
 from rollmill.core.types import Action, Environment, GymnasiumObject, HostEnvironment, Params, State, Timestep
+from rollmill.envs.agents import legal_actions
+from rollmill.envs.registry import single_agent
 
 
 class Position(NamedTuple):

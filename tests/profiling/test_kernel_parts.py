@@ -8,7 +8,7 @@ import rollmill
 from one_time import run_once
 from rollmill.dataflow import collect, init_state
 from rollmill.fusion import backend_for
-from rollmill.programs.kernel_parts import (
+from rollmill.profiler.kernel_parts import (
     KernelParts,
     parts_of,
     rollout_parts,

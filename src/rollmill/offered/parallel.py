@@ -15,8 +15,8 @@ from rollmill.core.types import AgentKind, Environment
 from rollmill.core.user_frame import attribute_to_user_code
 from rollmill.envs import active_agents, strongly_typed
 from rollmill.envs.field_checks import as_timestep
-from rollmill.programs.offered.rendering import check_render_mode, render_modes, show
-from rollmill.programs.offered.values import as_owned_arrays, checked_actions, element, single_action
+from rollmill.offered.rendering import check_render_mode, render_modes, show
+from rollmill.offered.values import as_owned_arrays, checked_actions, element, single_action
 
 
 class ParallelEnvironment(pettingzoo.ParallelEnv[str, Any, Any]):

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from rollmill.algorithms.search.tree import (
+from rollmill.core.types import Key
+from rollmill.tree_search.tree import (
     EvaluatedPosition,
     Model,
     SearchResult,
@@ -22,7 +23,6 @@ from rollmill.algorithms.search.tree import (
     best_action,
     run_search,
 )
-from rollmill.core.types import Key
 
 VISIT_OFFSET = 50.0
 """Number added to the visits of the most visited action when values are weighted (c_visit of the paper)."""

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rollmill.core.convolutions import order_convolutions
+from rollmill.lowerings.convolutions import order_convolutions
 
 FAST = re.compile(r"dim_labels=b(\d*)f_\1io->b\1f")
 

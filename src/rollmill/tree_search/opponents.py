@@ -13,8 +13,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
-from rollmill.algorithms.fragments import legal_actions
-from rollmill.algorithms.positions import (
+from rollmill.core.errors import UsageError
+from rollmill.core.types import Environment, Key, Memory, Observation, Params, State
+from rollmill.dataflow import Decision, PolicyFunction
+from rollmill.envs.agents import legal_actions
+from rollmill.tree_search.positions import (
     Position,
     advance,
     discrete_action,
@@ -22,9 +25,6 @@ from rollmill.algorithms.positions import (
     position,
     require_discrete,
 )
-from rollmill.core.errors import UsageError
-from rollmill.core.types import Environment, Key, Memory, Observation, Params, State
-from rollmill.dataflow import Decision, PolicyFunction
 
 MAX_LINES = 2**16
 """Maximum number of action sequences that a lookahead search examines."""

@@ -19,8 +19,8 @@ from rollmill.core.errors import UsageError
 from rollmill.core.types import Environment
 from rollmill.core.user_frame import attribute_to_user_code
 from rollmill.envs import auto_reset, strongly_typed, vectorise
-from rollmill.programs.offered.single import refuse_options
-from rollmill.programs.offered.values import as_owned_arrays, checked_actions, element
+from rollmill.offered.single import refuse_options
+from rollmill.offered.values import as_owned_arrays, checked_actions, element
 
 RESET_MASK = "reset_mask"
 

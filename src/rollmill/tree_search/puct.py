@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from rollmill.algorithms.search.tree import (
+from rollmill.core.types import Key
+from rollmill.tree_search.tree import (
     EvaluatedPosition,
     Model,
     SearchResult,
@@ -21,7 +22,6 @@ from rollmill.algorithms.search.tree import (
     best_action,
     run_search,
 )
-from rollmill.core.types import Key
 
 PRIOR_WEIGHT = 1.25
 """Weight of the prior relative to values (c_init of the papers)."""

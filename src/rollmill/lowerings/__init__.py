@@ -1,0 +1,1 @@
+"""Lowers convolutions, random numbers, optimiser steps and wide layers to operations that XLA computes fast."""
