@@ -35,7 +35,6 @@ from rollmill.algorithms.losses import (
     clipped_value_loss,
     squared_value_loss,
 )
-from rollmill.algorithms.novelty import with_novelty
 from rollmill.algorithms.on_policy import (
     SampleLoss,
     TrainingSamples,
@@ -204,6 +203,8 @@ def ppo(
     )
     if not explores:
         return graph
+    from rollmill.algorithms.novelty import with_novelty  # few runs have an exploration bonus
+
     return with_novelty(graph, parts.policy, parts.config, optimiser_of(choices, _adam, loops))
 
 

@@ -5,16 +5,15 @@ These functions serve new runs, resumed runs, trials of sweeps and plan searches
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from rollmill.core.machine import return_freed_memory
 from rollmill.dataflow import Graph
 from rollmill.gpus.memory_limit import memory_notes
-from rollmill.planning.plan import Plan
+from rollmill.planning.plan import AllReduceOption, Plan
 from rollmill.policies.action_coverage import notes_on_far_actions
-from rollmill.programs.all_reduce_choice import choose_all_reduce
 from rollmill.programs.cache import enable_compilation_cache
 from rollmill.programs.compiled import CompiledProgram, check_devices, lower
 from rollmill.programs.devices import explain_out_of_memory, take_devices
@@ -44,6 +43,9 @@ from rollmill.workers.run_spec import (
     RunSpec,
     Tolerances,
 )
+
+if TYPE_CHECKING:
+    from rollmill.programs.all_reduce_choice import AllReduceChoice
 
 GRAPH_FACTORY = "rollmill.runs.specification:graph_of_worker"
 
@@ -194,14 +196,14 @@ def compile_program(
     claim_before_compiling(graph, seeds=seeds, devices=devices)
     display.note("compiling ...")
     with explain_out_of_memory(graph.loops):
-        means = choose_all_reduce(graph, mesh_of(devices), "flat" if len(seeds) > 1 else options.reduction)
+        means = _choose_means(graph, devices, "flat" if len(seeds) > 1 else options.reduction)
         program = lower(
             graph,
             seeds=seeds,
             lanes=lanes,
             in_turns=in_turns,
             devices=devices,
-            mean=means.mean,
+            mean=means and means.mean,
             unroll=options.unroll,
             fusion=options.fusion,
             numerics=options.numerics,
@@ -209,12 +211,21 @@ def compile_program(
         )
     claim_compiled(graph, program)
     return_freed_memory()  # compiling can use more memory than the run
-    for note in (*program.notes, *means.notes):
+    for note in (*program.notes, *(means.notes if means else ())):
         display.note(note)
     where = f"{len(devices)} x {devices[0].device_kind}"
     again = f". The next start lowers it again, because {program.not_stored}" if program.not_stored else ""
     display.note(f"compiled in {program.compile_seconds:.1f} s for {where}{again}")
-    return program._replace(reduction=means.way)
+    return program._replace(reduction=means and means.way)
+
+
+def _choose_means(graph: Graph, devices: Sequence[Any], wanted: AllReduceOption) -> "AllReduceChoice | None":
+    """Returns the all-reduce between the devices, or None for a single device."""
+    if len(devices) == 1:
+        return None
+    from rollmill.programs.all_reduce_choice import choose_all_reduce
+
+    return choose_all_reduce(graph, mesh_of(devices), wanted)
 
 
 def check_group_kernels(graph: Graph, plan: Plan, options: RunOptions, display: Display) -> None:
