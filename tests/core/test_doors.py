@@ -46,6 +46,7 @@ FILES = {
     "core/local_paths.py": "tries, by a new file without a name, whether the user's folder can be written",
     "core/machine.py": "facts of the system, in /proc and of installed packages",
     "profiling/processor_time.py": "facts of the system, in /proc and of its group of processes",
+    "core/imports.py": "compares two files of a user's module",
     "core/code_identity.py": "the source of modules that are imported already",
     "gpus/claims.py": "a folder that is checked to be this user's alone",
     "gpus/memory.py": "facts of the system, in /proc",

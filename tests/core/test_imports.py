@@ -12,7 +12,7 @@ from rollmill.cli.config_file import read_config_file
 from rollmill.cli.listing import List
 from rollmill.cli.parsing import parse
 from rollmill.core.errors import UsageError
-from rollmill.core.module_files import files_of_modules, find_recorded_module, function_of_file, module_of_file
+from rollmill.core.imports import files_of_modules, find_recorded_module, function_of_file, module_of_file
 from rollmill.core.options import options_of
 from rollmill.core.shell import command
 from rollmill.planning.placement import PlacementOptions

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from rollmill.core.errors import UsageError
-from rollmill.core.module_files import module_of_file
+from rollmill.core.imports import module_of_file
 from rollmill.core.options import Arg
 from rollmill.core.stored_paths import RunPath
 from rollmill.envs import parse_options

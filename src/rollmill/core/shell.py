@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from rollmill.core.module_files import file_of_module, folder_of_module, is_installed
+from rollmill.core.imports import file_of_module, folder_of_module, is_installed
 
 
 def command(*words: str | Path, imports: Sequence[str] = ()) -> str:

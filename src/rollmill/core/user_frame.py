@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax.extend
 
 from rollmill.core.errors import ContractError, RollmillError, first_line
-from rollmill.core.module_files import module_at
+from rollmill.core.imports import module_at
 
 _ROLLMILL = str(Path(__file__).parents[1]) + os.sep
 _PYTHON = tuple({sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib")})

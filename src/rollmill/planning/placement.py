@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from rollmill.core.bounds import Count, Range
 from rollmill.core.errors import UsageError
+from rollmill.core.imports import function_of_file
 from rollmill.core.machine import GpuSharing
-from rollmill.core.module_files import function_of_file
 from rollmill.core.options import Arg
 from rollmill.core.schema import check_fields, coerce
 from rollmill.dataflow.partition import DeviceKind

@@ -14,8 +14,7 @@ from rollmill.algorithms import environment_functions
 from rollmill.algorithms.fragments import host_functions
 from rollmill.core.contracts import Call, check_signature
 from rollmill.core.errors import ContractError, UsageError
-from rollmill.core.imports import ImportRefused, import_named
-from rollmill.core.module_files import function_of_file
+from rollmill.core.imports import ImportRefused, function_of_file, import_named
 from rollmill.core.spaces import struct
 from rollmill.core.types import Action, Environment, HostEnvironment, Key, Memory, Observation
 from rollmill.core.user_frame import attribute_to_user_code, failed_import

@@ -10,8 +10,8 @@ from typing import Any
 
 from rollmill.core.errors import UsageError
 from rollmill.core.git import commit_of
+from rollmill.core.imports import files_of_modules
 from rollmill.core.machine import hardware, own_commit, versions
-from rollmill.core.module_files import files_of_modules
 from rollmill.planning.plan import Plan
 from rollmill.programs.kernels import Launches
 from rollmill.record.run_directory import RunDirectory, name_run

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 from rollmill.core.errors import CheckpointError, DataError, UsageError
 from rollmill.core.folder import Folder
+from rollmill.core.imports import find_recorded_module
 from rollmill.core.json_data import parse_json
 from rollmill.core.local_paths import local_path
-from rollmill.core.module_files import find_recorded_module
 from rollmill.core.schema import read_as
 from rollmill.core.stored_paths import run_folder, url_of
 from rollmill.record.run_directory import RunDirectory

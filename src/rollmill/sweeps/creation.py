@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from rollmill.algorithms.hyperparameters import numbers_of
 from rollmill.core.errors import UsageError, unknown_name
-from rollmill.core.module_files import files_of_modules
+from rollmill.core.imports import files_of_modules
 from rollmill.core.options import Arg
 from rollmill.core.plugins import Kind, Plugin, plugins_named
 from rollmill.core.shell import command
