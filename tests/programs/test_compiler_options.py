@@ -147,6 +147,7 @@ def test_xla_times_no_products_where_kernels_compute_almost_all_of_them(platform
     parts = {part: getattr(kernels, part)._replace(fused=True) for part in fused}
     none, state = SimpleNamespace(removed_from=lambda tree: tree), SimpleNamespace(mesh=mesh(platform, gpus=1))
     state.empty, state.placed, state.shapes, state.mesh.size = none, (), (), 1
-    graph, means = SimpleNamespace(replay=None), SimpleNamespace(operands=())
+    loops = SimpleNamespace(batch_size=2**24, epochs=1)
+    graph, means = SimpleNamespace(replay=None, loops=loops), SimpleNamespace(operands=())
     made = compiled._step_program(graph, (0,), means, state, EXACT_PRECISION, False, kernels._replace(**parts))
     assert made.options == EXACT_PRECISION | ({} if tunes else WITHOUT_TUNING)

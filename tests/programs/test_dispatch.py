@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from rollmill.programs import dispatch
+from rollmill.programs.compiled import CompiledProgram
 from rollmill.programs.dispatch import FAR_TOO_LONG, Pauses, dispatch_ahead
 
 
@@ -14,16 +15,22 @@ class Counting:
 
     metric_names = ("count",)
 
-    def __init__(self, *, loses_state=False):
+    def __init__(self, *, loses_state=False, iterations_per_call=1):
         self.loses_state = self.sums_iterations = loses_state
+        self.iterations_per_call = iterations_per_call
         self.done = 0
 
     def to_be_overwritten(self, state):
         return state
 
     def advance(self, state, count=1):
+        assert self.sums_iterations or count <= self.iterations_per_call
         self.done = state + count
-        return self.done, np.float32([count])
+        rows = self.iterations_per_call
+        return self.done, np.float32([count]) if rows == 1 else state + np.arange(1.0, rows + 1)[:, None]
+
+    def metrics_of_each(self, metrics, count):
+        return CompiledProgram.metrics_of_each(self, metrics, count)
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +52,15 @@ def test_the_next_window_is_dispatched_before_one_is_read():
     ends = windows(Counting())
     assert ends[-1] == (40, 40)
     assert all(done > last for last, done in ends[:-1])
+
+
+@pytest.mark.parametrize("strides", [(), (10,), (3, 7)])
+def test_metrics_of_several_iterations_per_call_are_those_of_each(strides):
+    program = Counting(iterations_per_call=4)
+    ahead = list(dispatch_ahead(program, 0, first=0, until=41, strides=strides))
+    assert [float(row["count"]) for window in ahead for row in window.metrics] == list(range(1, 42))
+    assert all(window.counts == [1] * len(window.metrics) for window in ahead)
+    assert {at for at in range(1, 42) if any(at % every == 0 for every in strides)} <= {w.last for w in ahead}
 
 
 def test_windows_end_at_strides_and_are_run_ahead_of():

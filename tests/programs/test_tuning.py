@@ -19,7 +19,7 @@ from rollmill.fusion.tune import timing
 from rollmill.fusion.tune.search import structure_text
 from rollmill.programs import compiled, iteration_programs, kernels, search_cost, tuning
 from rollmill.programs.compiled import lower
-from rollmill.programs.iteration_programs import StepMaker, seconds_of_iteration
+from rollmill.programs.iteration_programs import StepMaker, seconds_of_call
 from rollmill.programs.kernel_choice import KernelRequest
 from rollmill.programs.kernels import Implementation, plain_kernels
 from rollmill.programs.search_cost import (
@@ -413,7 +413,7 @@ def test_kernels_that_are_stored_cost_no_search(tmp_path, monkeypatch, seconds, 
     monkeypatch.setattr(StepMaker, "_stored_seconds", lambda self, known, makers: kept)
     graph = SimpleNamespace(loops=SimpleNamespace(iterations=100))
     request = KernelRequest(graph, "auto", "float32", 1, jax.devices()[:1], 1, None)
-    maker = StepMaker(request, lambda kernels: None, None, None, None, lambda step: seconds, [])
+    maker = StepMaker(request, lambda kernels: None, None, None, None, lambda kernels, step: seconds, [])
     assert maker._ready() == ((STORED_KERNELS, "loaded") if taken else None)
     assert kept.read() == seconds  # so that the next run decides alike
 
@@ -430,7 +430,8 @@ def test_a_stored_choice_is_used_if_its_kernels_save_more_than_their_program_tak
     monkeypatch.setattr(StepMaker, "_make_program", lambda self, kernels: "by XLA")
     graph = SimpleNamespace(loops=SimpleNamespace(iterations=100))
     request = KernelRequest(graph, "auto", "float32", 1, jax.devices()[:1], 1, None)
-    chosen, compiled = StepMaker(request, lambda kernels: None, None, None, None, lambda step: 1.0, []).make()
+    maker = StepMaker(request, lambda kernels: None, None, None, None, lambda kernels, step: 1.0, [])
+    chosen, compiled = maker.make()
     assert chosen.have_some == used and compiled == ("with kernels" if used else "by XLA")
     assert chosen.launches is not None  # which the run records
     assert used or "save less time in this run" in chosen.notes[0]
@@ -444,7 +445,7 @@ def test_an_iteration_is_timed_without_its_first_call():
         calls.append(state)
         return state + 1
 
-    assert seconds_of_iteration(lambda: 0, run, lambda: clock.now) == pytest.approx(0.05)
+    assert seconds_of_call(lambda: 0, run, lambda: clock.now) == pytest.approx(0.05)
     assert calls == [0, 1, 2, 3, 4]
 
 
@@ -488,7 +489,7 @@ def test_auto_searches_where_it_is_not_known_what_kernels_can_save(lowered_by_au
     def fail(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED")
 
-    monkeypatch.setattr(compiled, "seconds_of_iteration", fail)
+    monkeypatch.setattr(compiled, "seconds_of_call", fail)
     *_, search = lowered_by_auto().notes
     assert "the search for kernels took" in search and not (tmp_path / "seconds").exists()
 

@@ -89,10 +89,10 @@ def iteration_seconds(prepared: PreparedTraining) -> float | None:
 
     def several(count: int, state: State) -> State:
         for _ in range(count):
-            state, _ = program.advance(state)
+            state, _ = program.advance(state, program.iterations_per_call)
         return state
 
-    return _seconds_each(several, program.start())
+    return _seconds_each(several, program.start()) / program.iterations_per_call
 
 
 def stage_seconds(prepared: PreparedTraining) -> float | None:

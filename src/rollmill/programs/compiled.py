@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Int, PyTree, UInt32
+from jaxtyping import Array, PyTree, UInt32
 
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import Numerics, keep_freed_memory
@@ -29,7 +29,6 @@ from rollmill.dataflow import (
     State,
     get_traces,
     identity,
-    is_flag,
     iterate,
     metric_names,
     num_shards_for,
@@ -43,12 +42,13 @@ from rollmill.lowerings.threefry import small_programs
 from rollmill.planning.plan import AllReduce
 from rollmill.programs.compiler_options import CompilerOptions, options_for, start_options, without_tuning
 from rollmill.programs.empty_arrays import NO_EMPTY_ARRAYS, EmptyArrays
-from rollmill.programs.iteration_programs import MAKERS, MadeBeside, StepMaker, may_be_stored, seconds_of_iteration
+from rollmill.programs.iteration_programs import MAKERS, MadeBeside, StepMaker, may_be_stored, seconds_of_call
 from rollmill.programs.kernel_choice import KernelRequest
 from rollmill.programs.kernels import Fusion, KernelChoice, Launches, seeds_side_by_side
 from rollmill.programs.meshes import AXES, mesh_of
 from rollmill.programs.program_store import NO_STORE, ProgramStore, StorableProgram, store_for
 from rollmill.programs.reductions import MeshAllReduce, mesh_all_reduce
+from rollmill.programs.repeated import iterate_up_to, iterations_per_call, sum_iterations
 from rollmill.record.checkpoints import GivenLeaves, LeftOut
 from rollmill.record.leaves import from_host, to_host
 
@@ -86,9 +86,9 @@ class CompiledProgram(NamedTuple):
     step: jax.stages.Compiled
     """The compiled iteration, `State -> (State, PackedMetrics)`.
 
-    With several seeds, metrics have an additional first axis. With a replay memory, the signature is `(State,
-    count) -> (State, PackedMetrics)`: the program runs `count` iterations and returns the sums of their metrics
-    (the minimum of flags).
+    With several seeds, metrics have an additional first axis. If the program runs several iterations per call, the
+    signature is `(State, count) -> (State, PackedMetrics)`: it runs `count` iterations, and returns the metrics of
+    each, or with a replay memory their sums (the minimum of flags).
     """
     metric_names: tuple[str, ...]
     compile_seconds: float
@@ -110,6 +110,8 @@ class CompiledProgram(NamedTuple):
     """
     sums_iterations: bool = False
     """True if `step` takes a number of iterations and sums their metrics, as programs with a replay memory do."""
+    iterations_per_call: int = 1
+    """Maximum number of iterations that a call of `step` runs, if it does not sum their metrics."""
     operands: tuple[Array, ...] = ()
     """Additional arrays that are passed to `step` as its last arguments."""
     reduction: AllReduce | None = None
@@ -134,18 +136,22 @@ class CompiledProgram(NamedTuple):
         return _copy(state) if self.copies_state else state
 
     def advance(self, state: State, count: int = 1) -> tuple[State, Array]:
-        """Runs `count` iterations. Returns the last state and the summed metrics (the minimum of flags).
+        """Runs `count` iterations. Returns the last state and the metrics, which `metrics_of_each` divides.
 
-        If the program `donates_state`, the given state cannot be used afterwards. `count` must be 1 unless the
-        program `sums_iterations`.
+        If the program `donates_state`, the given state cannot be used afterwards. `count` must be at most
+        `iterations_per_call`, unless the program `sums_iterations`.
         """
         if isinstance(state, tuple):  # seeds take turns
             states, metrics = zip(*(self.advance(own, count) for own in state), strict=True)
             together: Any = states
             return together, _stack(metrics)
-        counts = (np.int32(count),) if self.sums_iterations else ()
+        counts = (np.int32(count),) if self.sums_iterations or self.iterations_per_call > 1 else ()
         state, metrics = self.step(self.empty.removed_from(state), *counts, *self.operands)
         return self.empty.added_to(state), metrics.values
+
+    def metrics_of_each(self, metrics: np.ndarray, count: int) -> np.ndarray:
+        """Returns the metrics of each of `count` iterations along the first axis, or their sums alone."""
+        return metrics[:count] if self.iterations_per_call > 1 else metrics[None]
 
     def place(self, state: PyTree[Array]) -> State:
         """Transfers a restored training state from the host to the program's devices."""
@@ -219,10 +225,15 @@ def lower(
     start = _start_program(graph, at_once, state)
     with MadeBeside(start, _start_store(graph, at_once, mesh)) as begun:
         begin = lambda: begun.wait()(*start_inputs(graph, at_once, lanes))
-        iterated = lambda step: seconds_of_iteration(begin, lambda state: step(state, *mean.operands)[0])
+
+        def seconds_of(kernels: KernelChoice, step: jax.stages.Compiled) -> float:
+            most = iterations_per_call(graph, len(at_once), list(mesh.devices.flat), kernels)
+            arguments = (*((np.int32(most),) if most > 1 else ()), *mean.operands)
+            return seconds_of_call(begin, lambda state: step(state, *arguments)[0]) / most
+
         stores: list[ProgramStore] = []
         begin_one = begin if mesh.size == len(at_once) == 1 else None
-        maker = StepMaker(request, step_with, mesh, begun.wait, announce, iterated, stores, begin_one)
+        maker = StepMaker(request, step_with, mesh, begun.wait, announce, seconds_of, stores, begin_one)
         kernels, compiled_step = maker.make()
         compiled_start = begun.wait()
     start_with = lambda *inputs: state.empty.added_to(compiled_start(*inputs))
@@ -239,6 +250,7 @@ def lower(
         copies_state=donates_state and not loses_state,
         not_stored=stores[-1].refusal if stores else None,
         sums_iterations=graph.replay is not None,
+        iterations_per_call=iterations_per_call(graph, len(at_once), list(mesh.devices.flat), kernels),
         operands=mean.operands,
         empty=state.empty,
     )
@@ -293,7 +305,8 @@ def _step_program(
     """Returns the program of an iteration with these kernels."""
     if kernels.rollouts.fused and kernels.gradients.fused:
         options = without_tuning(options, state.mesh.devices.flat[0].platform)
-    counts = [] if graph.replay is None else [jax.ShapeDtypeStruct((), jnp.int32)]
+    repeats = _repeat(graph, seeds, state.mesh, kernels) is not None
+    counts = [jax.ShapeDtypeStruct((), jnp.int32)] if repeats else []
     return StorableProgram(
         part="step",
         function=_step(graph, seeds, mean, state, kernels),
@@ -381,7 +394,7 @@ def state_shapes(graph: Graph, seeds: Sequence[int] = (0,)) -> PyTree[jax.ShapeD
 
 @jax.jit
 def _stack(metrics: Sequence[Array]) -> Array:
-    return jnp.stack(metrics)
+    return jnp.stack(metrics, axis=-2)
 
 
 @jax.jit
@@ -512,14 +525,15 @@ def _step(
 ) -> Callable[..., tuple[State, PackedMetrics]]:
     """Runs one or more iterations on each device of the mesh."""
     mesh, empty = placed.mesh, placed.empty
-    counts = () if graph.replay is None else (PartitionSpec(),)
+    repeat = _repeat(graph, seeds, mesh, kernels)
+    counts = () if repeat is None else (PartitionSpec(),)
 
     def step(state: State, *arguments: Array) -> tuple[State, PackedMetrics]:
         count, operands = arguments[: len(counts)], arguments[len(counts) :]
         iterate_once = partial(_iterate_packed, graph, mean.reduce(*operands), kernels)
         once = _over_seeds(iterate_once, graph, seeds, mesh.devices.flat[0].platform)
         state = empty.added_to_part(state)
-        after, metrics = _iterate_often(once, state, *count) if count else once(state)
+        after, metrics = once(state) if repeat is None else repeat(once, state, *count)
         return empty.removed_from(after), metrics
 
     if mesh.size == 1:
@@ -531,21 +545,14 @@ def _step(
     )
 
 
-def _iterate_often(
-    step: Callable[[State], tuple[State, PackedMetrics]], state: State, count: Int[Array, ""]
-) -> tuple[State, PackedMetrics]:
-    """Runs several iterations, and sums their metrics. Of flags, it returns the minimum."""
-    shape = jax.eval_shape(step, state)[1]
-    flags = np.asarray([is_flag(name) for name in shape.names])
-
-    def again(_: Any, carry: tuple[State, PackedMetrics]) -> tuple[State, PackedMetrics]:
-        state, sums = carry
-        state, metrics = step(state)
-        both = jnp.where(flags, jnp.minimum(sums.values, metrics.values), sums.values + metrics.values)
-        return state, PackedMetrics(both, shape.names)
-
-    none = PackedMetrics(jnp.broadcast_to(jnp.float32(flags), shape.values.shape), shape.names)
-    return jax.lax.fori_loop(0, count, again, (state, none))
+def _repeat(
+    graph: Graph, seeds: Sequence[int], mesh: Mesh, kernels: KernelChoice
+) -> Callable[..., tuple[State, PackedMetrics]] | None:
+    """Returns the function that runs several iterations in one call, or None if a call runs a single one."""
+    if graph.replay is not None:
+        return sum_iterations
+    most = iterations_per_call(graph, len(seeds), list(mesh.devices.flat), kernels)
+    return partial(iterate_up_to, most) if most > 1 else None
 
 
 def _iterate_packed(

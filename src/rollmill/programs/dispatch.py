@@ -54,7 +54,13 @@ class _Running(NamedTuple):
     after: State
     first: int
     metrics: list[Array]
-    counts: list[int]
+    """Metrics that each call of the program returned."""
+    calls: list[int]
+    """Number of iterations of each call."""
+
+    @property
+    def size(self) -> int:
+        return sum(self.calls)
 
 
 def _all(first: int, count: int) -> int:
@@ -103,7 +109,7 @@ def dispatch_ahead(
     summed over `span` iterations, up to multiples of `span`.
     """
     ahead, growing = None, _GrowingSize(window_seconds)
-    span = span if program.sums_iterations else 1
+    per_call = span if program.sums_iterations else program.iterations_per_call
     ends = [*strides, *([pauses.every] if pauses else [])]
     while first < until or ahead is not None:
         running, ahead, window = ahead, None, None
@@ -117,11 +123,11 @@ def dispatch_ahead(
                 to_end = min(to_end, slower_from - first)
             elif first == slower_from > 0:
                 growing.restart()
-            count = admit(first, min(growing.size * span, until - first, to_end))
+            count = admit(first, min(growing.size * per_call, until - first, to_end))
             until = until if count else first
-            ahead = _dispatch(program, state, first, count, span) if count else None
+            ahead = _dispatch(program, state, first, count, per_call) if count else None
         if ahead is not None:
-            state, first = ahead.after, first + sum(ahead.counts)
+            state, first = ahead.after, first + ahead.size
         if running is not None:
             began = time.perf_counter()
             window = window or _read(program, running)
@@ -160,16 +166,18 @@ class _GrowingSize:
         self._since, self._was_short = now, is_short
 
 
-def _dispatch(program: CompiledProgram, state: State, first: int, size: int, span: int) -> _Running:
-    before, metrics, counts = state, [], []
+def _dispatch(program: CompiledProgram, state: State, first: int, size: int, per_call: int) -> _Running:
+    before, metrics, calls, done = state, [], [], 0
     state = program.to_be_overwritten(state)
-    while sum(counts) < size:
-        done = sum(counts)
-        counts.append(min(span - (first + done) % span, size - done))
+    while done < size:
+        # metrics that a program sums are those of iterations between two multiples of `per_call`
+        most = per_call - (first + done) % per_call if program.sums_iterations else per_call
+        calls.append(min(most, size - done))
         with operations.span("dispatch", "dispatch"):
-            state, vector = program.advance(state, counts[-1])
-        metrics.append(vector)
-    return _Running(before, state, first, metrics, counts)
+            state, returned = program.advance(state, calls[-1])
+        metrics.append(returned)
+        done += calls[-1]
+    return _Running(before, state, first, metrics, calls)
 
 
 @contextlib.contextmanager
@@ -191,5 +199,7 @@ def _finishing(ahead: _Running | None) -> Iterator[None]:
 def _read(program: CompiledProgram, running: _Running) -> Window:
     with operations.span("metrics of the device", "waiting"):
         values = jax.device_get(running.metrics)
-    rows = [{name: row[..., i] for i, name in enumerate(program.metric_names)} for row in values]
-    return Window(running.before, running.after, running.first, rows, running.counts)
+    each = [program.metrics_of_each(*call) for call in zip(values, running.calls, strict=True)]
+    rows = [{name: row[..., i] for i, name in enumerate(program.metric_names)} for rows in each for row in rows]
+    counts = running.calls if program.sums_iterations else [1] * running.size
+    return Window(running.before, running.after, running.first, rows, counts)

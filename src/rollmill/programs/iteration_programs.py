@@ -49,6 +49,7 @@ MAKERS = sorted(
         "programs/compiled.py",
         "programs/iteration_programs.py",
         "programs/kernels.py",
+        "programs/repeated.py",
         "programs/threefry_code.py",
     )
     for file in PACKAGE.glob(pattern)
@@ -78,8 +79,8 @@ class StepMaker(NamedTuple):
     """Waits for programs that are compiled in parallel, because XLA times operations on a GPU meanwhile."""
     announce: Callable[[KernelChoice], None]
     """Called with the chosen kernels before they are compiled, to inform the other processes of a mesh."""
-    seconds_of: Callable[[jax.stages.Compiled], float]
-    """Returns the seconds that an iteration takes with a compiled program."""
+    seconds_of: Callable[[KernelChoice, jax.stages.Compiled], float]
+    """Returns the seconds that an iteration takes with these kernels and their compiled program."""
     stores: list[ProgramStore]
     """Collects the stores that were searched for the program."""
     begin: Callable[[], State] | None = None
@@ -203,7 +204,7 @@ class StepMaker(NamedTuple):
             known = ["seconds", request.seeds_at_once, request.unroll, request.numerics, kernels.launches]
             stored = self._stored_seconds(known, makers_of_kernels())
             try:
-                seconds = stored.read() or self.seconds_of(compiled)
+                seconds = stored.read() or self.seconds_of(kernels, compiled)
             except jax.errors.JaxRuntimeError:  # there was too little memory for this program
                 continue
             stored.keep(seconds)
@@ -232,7 +233,7 @@ class StepMaker(NamedTuple):
                 began = time.perf_counter()
                 compiled = self._make_program(kernels)
                 program_seconds = max(program_seconds, time.perf_counter() - began)
-                seconds = self.seconds_of(compiled)
+                seconds = self.seconds_of(kernels, compiled)
             # there was too little memory for this program, but kernels may need less
             except jax.errors.JaxRuntimeError:
                 return SearchBudget(math.inf, program_seconds, records), None
@@ -260,13 +261,13 @@ class StepMaker(NamedTuple):
         return store_for(device, iteration_digest(request.graph), known, makers)
 
 
-def seconds_of_iteration(
+def seconds_of_call(
     begin: Callable[[], Any], run: Callable[[Any], Any], clock: Callable[[], float] = time.perf_counter
 ) -> float:
-    """Measures the mean seconds of an iteration, excluding the first.
+    """Measures the mean seconds of a call of a program, excluding the first.
 
     Args:
-        begin: returns the state before the first iteration.
+        begin: returns the state before the first call.
         run: maps a state to the next state.
         clock: returns the time in seconds.
     """
