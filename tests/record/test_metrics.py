@@ -54,6 +54,14 @@ def test_lines_are_json_with_null_for_nan(run):
     assert not run.tensorboard.path.exists()
 
 
+def test_a_file_that_was_deleted_meanwhile_is_not_written_to(run):
+    with MetricsLog(run, resume_from=0, tensorboard=False) as log:
+        log.write(1, 10, {"loss": 1.0})
+        run.metrics_file.unlink()
+        with raises("was-deleted-while-run-was", str(run.metrics_file)):
+            log.write(2, 20, {"loss": 1.0})
+
+
 def test_lines_of_a_report_are_one_piece(run):
     with MetricsLog(run, resume_from=0) as log:
         written = log.write_lines([(1, 10, {"loss": 1.0}), (2, 20, {"loss": math.inf})])

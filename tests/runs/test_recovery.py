@@ -1,6 +1,7 @@
 """A run survives fewer devices, infinite settings, other hyperparameters, crowded names."""
 
 import json
+import shutil
 
 import equinox as eqx
 import jax
@@ -10,6 +11,8 @@ import pytest
 
 import rollmill
 from rollmill.core.errors import CheckpointError, ContractError, UsageError
+from rollmill.record.checkpoints import Checkpoints
+from rollmill.runs.diagnosis import examine
 from rollmill.runs.specification import describe
 from wordings import raises
 
@@ -145,3 +148,20 @@ def test_a_run_with_kernels_goes_on_without_them_where_they_are_impossible(tmp_p
     resumed = rollmill.resume(run.directory, changes=later, **elsewhere)
     assert resumed.summary["total_env_steps"] == later["total_timesteps"]
     assert "fusion=rollout is not possible here. This run continues with fusion=auto" in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_a_training_deletes_meanwhile_is_not_damaged(tmp_path, monkeypatch):
+    options = {"checkpoint_iterations": 1, "keep_last": 4, **QUIET}
+    run = rollmill.train(small(), run_dir=tmp_path / "run", **options)
+    whole = examine(run.directory)
+    assert not whole.complaints and any("checkpoints: " in note for note in whole.notes)
+    first, check = min(Checkpoints(run.directory / "checkpoints", read_only=True).iterations()), Checkpoints.check
+
+    def delete_then_check(checkpoints, iteration):
+        if iteration == first:
+            shutil.rmtree(run.directory / "checkpoints" / str(first))
+        return check(checkpoints, iteration)
+
+    monkeypatch.setattr(Checkpoints, "check", delete_then_check)
+    examined = examine(run.directory)
+    assert not examined.complaints and not any(f" {first}," in note for note in examined.notes)

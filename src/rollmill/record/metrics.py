@@ -129,6 +129,11 @@ class MetricsLog:
         return purge_step
 
     def _append(self, lines: bytes) -> None:
+        if os.fstat(self._file.fileno()).st_nlink == 0:  # writing to it would succeed, and leave nothing
+            raise StorageError(
+                f"{self._path} was deleted while the run was training, so its metrics would be lost. hint: start "
+                "the run again, with another --run-dir."
+            )
         size = self._file.seek(0, os.SEEK_END)
         remaining = memoryview(lines)
         try:

@@ -93,11 +93,15 @@ def _checkpoints(run: RunDirectory, examined: Examination) -> None:
     with Checkpoints(run.checkpoints, read_only=True) as checkpoints:
         whole = []
         for iteration in checkpoints.iterations():
-            damage = checkpoints.check(iteration)
+            try:
+                damage = _damage_of(run, checkpoints, iteration)
+            except CheckpointError:
+                if iteration in checkpoints.iterations():
+                    raise
+                continue
             if damage is None:
-                check_identity(run, checkpoints.metadata(iteration), iteration)
                 whole.append(iteration)
-            else:
+            elif iteration in checkpoints.iterations():  # otherwise a training run has deleted it meanwhile
                 examined.complaints.append(
                     f"checkpoint {iteration} in {run.checkpoints.path} is damaged ({damage})."
                 )
@@ -107,6 +111,14 @@ def _checkpoints(run: RunDirectory, examined: Examination) -> None:
             "beginning."
         )
     examined.notes.append(f"checkpoints: {len(whole)} intact, of iterations {', '.join(map(str, whole))}")
+
+
+def _damage_of(run: RunDirectory, checkpoints: Checkpoints, iteration: int) -> str | None:
+    """Returns the damage of a checkpoint, or None. Raises a `CheckpointError` if it belongs to another run."""
+    damage = checkpoints.check(iteration)
+    if damage is None:
+        check_identity(run, checkpoints.metadata(iteration), iteration)
+    return damage
 
 
 def _metrics(run: RunDirectory, examined: Examination) -> None:

@@ -137,4 +137,4 @@ def write_files(contents: dict[Path, bytes]) -> None:
             for path, content in reversed(contents.items()):
                 written.enter_context(open_replacement(path)).write(content)
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}.") from error
+        raise UsageError(f"{path} cannot be written: {error.strerror or error}.") from error
