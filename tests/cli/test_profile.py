@@ -168,20 +168,23 @@ def test_a_signal_ends_it_with_what_was_seen(rollmill, tmp_path, windows):
 
 
 CRASHING = """
+import os
+
 import gymnasium
 import rollmill
 
 class Crashing(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-1, 1, (2,))
     action_space = gymnasium.spaces.Discrete(2)
-    steps = 0
+    steps, is_broken = 0, False
 
     def reset(self, *, seed=None, options=None):
         return self.observation_space.sample(), {}
 
     def step(self, action):
         Crashing.steps += 1
-        if Crashing.steps > 30_000:
+        Crashing.is_broken |= Crashing.steps % 100 == 0 and os.path.exists("break")
+        if Crashing.is_broken:
             raise RuntimeError("the simulator broke")
         return self.observation_space.sample(), 0.0, False, False, {}
 
@@ -192,12 +195,17 @@ gymnasium.register("Crashing-v0", Crashing)
 @pytest.mark.slow
 def test_a_training_that_crashes_leaves_a_report_of_what_was_seen(rollmill, tmp_path):
     (tmp_path / "crashing.py").write_text(CRASHING)
-    done = rollmill(
-        *("profile", "ppo", "gymnasium:Crashing-v0", *UNFUSED, *SHORT, "--windows", "500", "--import", "crashing"),
-        *("--max-failures", "2", "--output", tmp_path / "out"),
-    )
-    assert done.returncode == 1
-    assert "rollmill: stopped after " in done.stderr and "the simulator broke" in done.stderr
+    words = ("gymnasium:Crashing-v0", *UNFUSED, *SHORT, "--windows", "500", "--import", "crashing")
+    lines = []
+    with rollmill.start("profile", "ppo", *words, "--max-failures", "2", "--output", tmp_path / "out") as process:
+        for line in process.stderr:  # a line tells of each window
+            lines.append(line)
+            if line.startswith("window 2 "):
+                (tmp_path / "break").touch()
+        process.stdout.read()
+    errors = "".join(lines)
+    assert process.returncode == 1, errors
+    assert "rollmill: stopped after " in errors and "the simulator broke" in errors
     found = profile_of(tmp_path / "out")
     assert {process.name for process in found.processes} == {"training", "all/0"}
     assert {("collect", "environment"), ("learn", "gradients")} <= {one.path for one in found.operations}

@@ -66,7 +66,7 @@ def test_every_store_has_the_interface():
 
 def test_the_newest_rollouts_of_each_environment_are_drawn_whole_and_nothing_else():
     graph = graph_of()
-    store, index, history = graph.replay, np.arange(ENVS), []
+    store, index, history = graph.replay, jnp.arange(ENVS), []
     contents = store.empty(graph, index)
     add = jax.jit(lambda contents, trajectory: store.add(graph, contents, trajectory))
     sample = jax.jit(lambda contents, key: store.sample(graph, contents, None, key, index).minibatch.samples)
@@ -122,7 +122,7 @@ def test_sizes_that_do_not_fit_the_graph_are_refused(sizes, message):
 
 def test_halves_of_the_environments_draw_their_halves_of_a_minibatch():
     graph = graph_of(minibatch_size=8)
-    store, index, key = graph.replay, np.arange(ENVS), jax.random.key(3)
+    store, index, key = graph.replay, jnp.arange(ENVS), jax.random.key(3)
     contents = stored(store, graph, eight_rollouts()[:3])
     sample = jax.jit(lambda contents, index: store.sample(graph, contents, None, key, index).minibatch)
     whole = sample(contents, index)
@@ -169,7 +169,7 @@ def prioritised(store):
 
 def stored(store, graph, history):
     """The store's contents after some rollouts."""
-    contents = store.empty(graph, np.arange(ENVS))
+    contents = store.empty(graph, jnp.arange(ENVS))
     add = jax.jit(lambda contents, trajectory: store.add(graph, contents, trajectory))
     for trajectory in history:
         contents = add(contents, trajectory)
@@ -311,7 +311,7 @@ def test_a_new_sequence_has_the_highest_priority_and_an_old_one_none():
 
 def test_halves_of_the_environments_draw_their_halves_by_priority():
     graph = graph_of(rollouts=LONG, length=LENGTH, minibatch_size=8)
-    store, index, key = prioritised(graph.replay), np.arange(ENVS), jax.random.key(3)
+    store, index, key = prioritised(graph.replay), jnp.arange(ENVS), jax.random.key(3)
     contents = stored(store, graph, eight_rollouts()[: LONG + 1])
     sample = jax.jit(lambda contents, index: store.sample(graph, contents, None, key, index))
     contents = jax.jit(partial(store.update, graph))(contents, None, sample(contents, index))

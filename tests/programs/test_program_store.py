@@ -194,7 +194,8 @@ def test_a_program_with_kernels_is_loaded_without_writing_them(stored, lowerings
 
 @pytest.mark.parametrize("has_kernels", [False, True])
 def test_iterations_with_a_replay_memory_are_stored_where_that_was_tested(monkeypatch, has_kernels):
-    monkeypatch.setattr(iteration_programs, "store_for", lambda *_: "a store")
+    store = program_store.ProgramStore("digest")
+    monkeypatch.setattr(iteration_programs, "store_for", lambda *_: store)
     monkeypatch.setattr(iteration_programs, "may_be_stored", lambda mesh: True)
     device = SimpleNamespace(platform="gpu")
     request = KernelRequest(graph_of("dqn", **SMALL_DQN), "full", "float32", 1, [device], 1, None)
@@ -203,7 +204,7 @@ def test_iterations_with_a_replay_memory_are_stored_where_that_was_tested(monkey
     kernels = plain_kernels(1)
     if has_kernels:
         kernels = kernels._replace(gradients=Implementation(None, True, None, (8,)))
-    assert (maker._store(kernels) == "a store") == (not has_kernels)
+    assert (maker._store(kernels) is store) == (not has_kernels)
 
 
 def test_programs_of_a_gpu_depend_on_its_driver_and_not_on_the_processor(monkeypatch):
