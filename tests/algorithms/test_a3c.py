@@ -8,18 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from losses_by_hand import (
-    assert_close,
-    disturbed_network,
-    first_rows,
-    said_of,
-    two_rollouts,
-)
+from losses_by_hand import assert_close, disturbed_network, first_rows, said_of, two_rollouts
 from restless import restless
 
 import rollmill
 from one_time import run_once
-from rollmill.algorithms.fragments import NetworkPolicy, network_policy
+from rollmill.algorithms.network_policy import NetworkPolicy, network_policy
 from rollmill.algorithms.on_policy import ActorCriticLearner
 from rollmill.dataflow import Batch, Graph, Trajectory
 from wordings import raises

@@ -14,7 +14,7 @@ from restless import restless
 
 import rollmill
 from one_time import run_once
-from rollmill.algorithms.fragments import NetworkPolicy, network_policy
+from rollmill.algorithms.network_policy import NetworkPolicy, network_policy
 from rollmill.algorithms.on_policy import ActorCriticLearner
 from rollmill.dataflow import (
     Batch,

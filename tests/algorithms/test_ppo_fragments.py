@@ -25,18 +25,9 @@ from restless import restless
 
 import rollmill
 from one_time import run_once
-from rollmill.algorithms.fragments import NetworkPolicy, network_policy
+from rollmill.algorithms.network_policy import NetworkPolicy, network_policy
 from rollmill.algorithms.on_policy import ActorCriticLearner, TrainingSamples, standardise_advantages
-from rollmill.dataflow import (
-    Batch,
-    Graph,
-    State,
-    Trajectory,
-    identity,
-    init_state,
-    iterate,
-    with_hyperparameters,
-)
+from rollmill.dataflow import Batch, Graph, State, Trajectory, identity, init_state, iterate, with_hyperparameters
 from rollmill.programs.compiled import hyperparameters_of
 
 E, T = 16, 5

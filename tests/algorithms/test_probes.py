@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import rollmill
-from rollmill.algorithms.fragments import network_policy
+from rollmill.algorithms.network_policy import network_policy
 from rollmill.programs.compiled import lower
 from rollmill.programs.dispatch import dispatch_ahead
 

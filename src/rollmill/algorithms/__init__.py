@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rollmill.algorithms.building import graph_settings as graph_settings
     from rollmill.algorithms.ddpg import DDPGConfig as DDPGConfig, ddpg as ddpg
     from rollmill.algorithms.dqn import DQNConfig as DQNConfig, dqn as dqn
-    from rollmill.algorithms.fragments import (
+    from rollmill.algorithms.environment_fragments import (
         EnvironmentFunctions as EnvironmentFunctions,
         clip_to_space as clip_to_space,
         environment_functions as environment_functions,

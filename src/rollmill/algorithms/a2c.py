@@ -11,7 +11,7 @@ from typing import Any
 
 from rollmill.algorithms.a3c import A3CConfig, advantage_actor_critic
 from rollmill.algorithms.building import validate_config
-from rollmill.algorithms.fragments import MakeNetwork
+from rollmill.algorithms.network_policy import MakeNetwork
 from rollmill.core.bounds import Count, Rate
 from rollmill.core.field_help import with_field_help
 from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, Params

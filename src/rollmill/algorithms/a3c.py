@@ -17,8 +17,8 @@ import optax
 from jaxtyping import Array, Float
 
 from rollmill.algorithms.building import Choices, graph_of, loops_of, parts_of, validate_config
-from rollmill.algorithms.fragments import MakeNetwork
 from rollmill.algorithms.losses import policy_gradient_loss, squared_value_loss
+from rollmill.algorithms.network_policy import MakeNetwork
 from rollmill.algorithms.on_policy import (
     TrainingSamples,
     mean_gradients,

@@ -1,12 +1,14 @@
-"""Views of a single environment for the fragments of multi-agent algorithms.
+"""Views of the agents of an environment, for the fragments of multi-agent algorithms.
 
 An `AgentView` contains the observations of all agents in one environment step, and a dictionary of kinds contains
-their actions. Multi-agent graphs therefore have the same loops and edges as other graphs.
+their actions. Multi-agent graphs therefore have the same loops and edges as other graphs. A host environment
+returns active agents and observations separately, and its view shares their arrays.
 
-Shape letter: `A` agents of a kind.
+Shape letters: `A` agents of a kind, `n` environments.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -16,19 +18,27 @@ import numpy as np
 from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, PyTree
 
+from rollmill.algorithms.building import refuse_params
+from rollmill.algorithms.environment_fragments import EnvironmentFunctions, environment_functions, host_functions
 from rollmill.algorithms.sharing import ParameterSet
+from rollmill.algorithms.sizes import steps_each
 from rollmill.core.errors import ContractError, UsageError
 from rollmill.core.types import (
     AgentKind,
     Environment,
     HostEnvironment,
+    HostFailure,
+    HostStep,
+    HostVector,
     Key,
     Observation,
     Params,
+    StartHost,
     State,
 )
 from rollmill.core.user_frame import attribute_to_user_code
 from rollmill.envs import active_agents
+from rollmill.envs.host import start_for_evaluation
 from rollmill.networks import flat_size, flatten
 
 CriticSees = Literal["central", "own"]
@@ -169,3 +179,100 @@ def require_multi_agent(
             "list the kinds of agents: rollmill.Environment(..., agents=(rollmill.AgentKind(...), ...))."
         )
     return env
+
+
+def agent_environment(
+    env: Environment | HostEnvironment,
+    config: Any,
+    *,
+    params: Params | None,
+    critic: CriticSees,
+    final_mask: bool = False,
+) -> tuple[EnvironmentFunctions, StartHost | None]:
+    """Returns the functions of a multi-agent environment, and the start function of a host environment.
+
+    `params` replaces the environment's own parameters. `final_mask` records the legal actions of final states, if
+    a JAX environment has action masks. Raises a `UsageError` if a host environment is given parameters.
+    """
+    if isinstance(env, HostEnvironment):
+        refuse_params(env, params)
+        return host_functions(env, view=add_agent_views), StartViewed(env.start)
+    view = partial(view_agents, critic=critic)
+    functions = environment_functions(
+        env,
+        params=params,
+        num_envs=config.num_envs,
+        final_mask=final_mask,
+        view=view,
+        planned_steps=steps_each(config),
+    )
+    return functions, None
+
+
+def add_agent_views(step: HostStep) -> HostStep:
+    """Returns a host step in which each observation is an `AgentView`, which includes the active agents.
+
+    The arrays are shared with the original step.
+    """
+    info = dict(step.info)
+    active, final_active = info.pop("active"), info.pop("final_active")
+    info["final_observation"] = AgentView(info["final_observation"], final_active, ())
+    return step._replace(observation=AgentView(step.observation, active, ()), info=info)
+
+
+def remove_agent_views(step: HostStep) -> HostStep:
+    """Reverts `add_agent_views`: returns a host step with plain observations and separate active agents."""
+    view, final = step.observation, step.info["final_observation"]
+    info = {**step.info, "final_observation": final.agents, "active": view.active, "final_active": final.active}
+    return step._replace(observation=view.agents, info=info)
+
+
+@dataclass(frozen=True)
+class StartViewed:
+    """A `StartHost` of multi-agent environments that return observations as an `AgentView`."""
+
+    start: StartHost
+
+    @property
+    def for_evaluation(self) -> StartHost:
+        """Returns the `StartHost` of the environments for evaluations, whose spaces do not differ."""
+        return StartViewed(start_for_evaluation(self.start))
+
+    def __call__(
+        self, indices: Sequence[int], /, *, seed: int, generation: int = 0, gamma: float | None = None
+    ) -> HostVector:
+        """Starts the environments. The arguments are described at `StartHost`."""
+        return ViewedVector(self.start(indices, seed=seed, generation=generation, gamma=gamma))
+
+
+class ViewedVector:
+    """A `core.types.HostVector` that returns multi-agent observations as an `AgentView`."""
+
+    def __init__(self, vector: HostVector) -> None:
+        self._vector = vector
+
+    @property
+    def num_envs(self) -> int:
+        """Number of environments, `n`."""
+        return self._vector.num_envs
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Seeds of the current environments, in order."""
+        return self._vector.seeds
+
+    def reset(self, *, out: HostStep | None = None) -> HostStep:
+        """Starts an episode in each environment."""
+        return add_agent_views(self._vector.reset(out=None if out is None else remove_agent_views(out)))
+
+    def step(self, actions: PyTree[np.ndarray], *, out: HostStep | None = None) -> HostStep:
+        """Applies one action to each environment, and resets each environment whose episode ends."""
+        return add_agent_views(self._vector.step(actions, out=None if out is None else remove_agent_views(out)))
+
+    def drain_failures(self) -> list[HostFailure]:
+        """Returns the failures of environments since the last call, in order."""
+        return self._vector.drain_failures()
+
+    def close(self) -> None:
+        """Closes all environments."""
+        self._vector.close()

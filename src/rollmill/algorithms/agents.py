@@ -26,20 +26,12 @@ from rollmill.algorithms.agent_views import (
     split_key,
     with_agent_ids,
 )
-from rollmill.algorithms.fragments import compact_leaf, weights_and_rest
+from rollmill.algorithms.network_policy import compact_leaf, weights_and_rest
 from rollmill.algorithms.opponent_pool import Opponents, networks_of_kind
 from rollmill.algorithms.sharing import ParameterSet, set_of
 from rollmill.core.errors import ContractError, UsageError
 from rollmill.core.spaces import struct
-from rollmill.core.types import (
-    Action,
-    AgentKind,
-    Environment,
-    HostEnvironment,
-    Key,
-    Memory,
-    Observation,
-)
+from rollmill.core.types import Action, AgentKind, Environment, HostEnvironment, Key, Memory, Observation
 from rollmill.core.user_frame import attribute_to_user_code
 from rollmill.dataflow import Decision, Step, is_large
 from rollmill.envs import RunningStatistics, initial_statistics, normalise, normalised_struct

@@ -34,15 +34,10 @@ from rollmill.algorithms.building import (
     validate_config,
     with_layout,
 )
-from rollmill.algorithms.fragments import (
-    MakeNetwork,
-    NetworkPolicy,
-    PolicyWeights,
-    environment_functions,
-    network_policy,
-)
+from rollmill.algorithms.environment_fragments import environment_functions
 from rollmill.algorithms.hyperparameters import current_config, current_hyperparameters
 from rollmill.algorithms.losses import squared_value_loss
+from rollmill.algorithms.network_policy import MakeNetwork, NetworkPolicy, PolicyWeights, network_policy
 from rollmill.algorithms.on_policy import ActorCriticLearner, no_condition, start_learner, update
 from rollmill.algorithms.optimisers import rate_now
 from rollmill.algorithms.reports import GAMES, value_moments

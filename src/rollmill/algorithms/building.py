@@ -9,13 +9,7 @@ import gymnasium
 import jax.numpy as jnp
 import optax
 
-from rollmill.algorithms.fragments import (
-    EnvironmentFunctions,
-    NetworkPolicy,
-    environment_functions,
-    host_functions,
-    network_policy,
-)
+from rollmill.algorithms.environment_fragments import EnvironmentFunctions, environment_functions, host_functions
 from rollmill.algorithms.hyperparameters import (
     PLANNED_UPDATES,
     configured_schedule,
@@ -24,6 +18,7 @@ from rollmill.algorithms.hyperparameters import (
     numbers_of,
     schedule_evaluator,
 )
+from rollmill.algorithms.network_policy import NetworkPolicy, network_policy
 from rollmill.algorithms.on_policy import merge_metrics, no_condition, report, start_learner, update
 from rollmill.algorithms.optimisers import (
     Optimiser,

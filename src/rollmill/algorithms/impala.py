@@ -24,9 +24,9 @@ import optax
 from jaxtyping import Array, Bool, Float, PyTree
 
 from rollmill.algorithms.building import graph_of, loops_of, parts_of, validate_config
-from rollmill.algorithms.fragments import MakeNetwork, NetworkPolicy, PolicyWeights
 from rollmill.algorithms.hyperparameters import current_config, current_hyperparameters
 from rollmill.algorithms.losses import approximate_kl, policy_gradient_loss, squared_value_loss
+from rollmill.algorithms.network_policy import MakeNetwork, NetworkPolicy, PolicyWeights
 from rollmill.algorithms.on_policy import (
     IMAGES_AT_ONCE,
     ActorCriticLearner,

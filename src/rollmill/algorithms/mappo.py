@@ -20,7 +20,7 @@ import optax
 from gymnasium import spaces
 from jaxtyping import Array, Bool
 
-from rollmill.algorithms.agent_views import CriticSees, require_multi_agent
+from rollmill.algorithms.agent_views import CriticSees, agent_environment, require_multi_agent
 from rollmill.algorithms.agents import AgentPolicy, MakeAgentNetwork, agent_policy
 from rollmill.algorithms.building import (
     Choices,
@@ -32,8 +32,7 @@ from rollmill.algorithms.building import (
     schedule_of,
     validate_config,
 )
-from rollmill.algorithms.fragments import EnvironmentFunctions
-from rollmill.algorithms.host_agents import agent_environment
+from rollmill.algorithms.environment_fragments import EnvironmentFunctions
 from rollmill.algorithms.multi_agent import UNFUSED, prepare, report, start_learner, update
 from rollmill.algorithms.multi_agent_losses import condition, mean_gradients
 from rollmill.algorithms.opponent_pool import kinds_with_opponents

@@ -22,8 +22,8 @@ import jax.numpy as jnp
 from gymnasium import spaces
 from jaxtyping import Array, Float, PyTree
 
-from rollmill.algorithms.fragments import weights_and_rest
 from rollmill.algorithms.hyperparameters import current_config, current_hyperparameters
+from rollmill.algorithms.network_policy import weights_and_rest
 from rollmill.algorithms.on_policy import ActorCriticLearner, TrainingSamples, with_rate
 from rollmill.algorithms.optimisers import Optimiser, count_planned_update, descend
 from rollmill.algorithms.returns import decaying_sum

@@ -28,8 +28,9 @@ from rollmill.algorithms.building import (
     validate_config,
     with_layout,
 )
-from rollmill.algorithms.fragments import EnvironmentFunctions, weights_and_rest
+from rollmill.algorithms.environment_fragments import EnvironmentFunctions
 from rollmill.algorithms.hyperparameters import Number, current_hyperparameters
+from rollmill.algorithms.network_policy import weights_and_rest
 from rollmill.algorithms.on_policy import no_condition
 from rollmill.algorithms.optimisers import Optimiser, rate_now
 from rollmill.algorithms.sizes import check_positive, iterations_for

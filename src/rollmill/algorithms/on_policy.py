@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, PyTree
 
-from rollmill.algorithms.fragments import NetworkPolicy, PolicyWeights
 from rollmill.algorithms.hyperparameters import as_data, current_config, current_hyperparameters, follows_schedules
+from rollmill.algorithms.network_policy import NetworkPolicy, PolicyWeights
 from rollmill.algorithms.optimisers import (
     Annealing,
     Optimiser,

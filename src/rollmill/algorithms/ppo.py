@@ -27,7 +27,6 @@ from rollmill.algorithms.building import (
     parts_of,
     validate_config,
 )
-from rollmill.algorithms.fragments import MakeNetwork
 from rollmill.algorithms.losses import (
     approximate_kl,
     bound_loss,
@@ -35,6 +34,7 @@ from rollmill.algorithms.losses import (
     clipped_value_loss,
     squared_value_loss,
 )
+from rollmill.algorithms.network_policy import MakeNetwork
 from rollmill.algorithms.on_policy import (
     SampleLoss,
     TrainingSamples,

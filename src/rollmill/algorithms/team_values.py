@@ -23,6 +23,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 from rollmill.algorithms.agent_views import (
     AgentView,
     CriticSees,
+    agent_environment,
     central_features,
     keys_of_agents,
     may_become_inactive,
@@ -33,9 +34,8 @@ from rollmill.algorithms.agent_views import (
     with_agent_ids,
 )
 from rollmill.algorithms.dqn import STEPS_PER_UPDATE, DQNLearner, QLearningConfig, q_learning_graph
+from rollmill.algorithms.environment_fragments import EnvironmentFunctions
 from rollmill.algorithms.epsilon_greedy import EpsilonGreedy, ValueAgent, value_agent
-from rollmill.algorithms.fragments import EnvironmentFunctions
-from rollmill.algorithms.host_agents import agent_environment
 from rollmill.algorithms.off_policy import (
     OffPolicyParts,
     check_discrete,

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from rollmill.algorithms import environment_functions
-from rollmill.algorithms.fragments import host_functions
+from rollmill.algorithms.environment_fragments import host_functions
 from rollmill.core.contracts import Call, check_signature
 from rollmill.core.errors import ContractError, UsageError
 from rollmill.core.imports import ImportRefused, function_of_file, import_named

@@ -20,7 +20,7 @@ import optax
 from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from rollmill.algorithms.fragments import PolicyWeights
+from rollmill.algorithms.network_policy import PolicyWeights
 from rollmill.core.errors import UsageError
 from rollmill.core.spaces import contains, space_text, struct
 from rollmill.core.types import Key
