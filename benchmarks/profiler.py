@@ -48,8 +48,9 @@ from rollmill.profiling.calibration import Calibration, load_or_calibrate
 from rollmill.profiling.correction import EventCosts, PairedWindow, costs, middle_mean
 from rollmill.profiling.recording import RecordedWindow, TraceRecorder
 from rollmill.profiling.results import UNNAMED, OperationTime, Profile, read_profile
-from rollmill.programs.compiled import lower, start_state
+from rollmill.programs.compiled import lower
 from rollmill.programs.dispatch import dispatch_ahead
+from rollmill.programs.states import start_state
 
 ON_GPU = {
     "ppo, CartPole-v1": "ppo CartPole-v1 --num-envs 4096 --num-steps 128 --fusion off",

@@ -34,9 +34,10 @@ from rollmill.dataflow.graph import Collector
 from rollmill.envs.robots.shadow_hand import HandState
 from rollmill.envs.robots.substeps import advanced_by
 from rollmill.envs.transforms import TimeLimitState
-from rollmill.programs.compiled import CompiledProgram, lower, start_inputs
+from rollmill.programs.compiled import CompiledProgram, lower
 from rollmill.programs.dispatch import dispatch_ahead
 from rollmill.programs.kernels import device_name
+from rollmill.programs.states import start_inputs
 from rollmill.recipes import RECIPES
 
 SKRL = "skrl (Toni-SM/skrl#41), PhysX, mean and standard deviation of seeds"

@@ -15,7 +15,7 @@ from rollmill.algorithms.hyperparameters import current_config, numbers_of
 from rollmill.algorithms.ppo import PPOConfig
 from rollmill.dataflow import Graph, iterate, with_hyperparameters
 from rollmill.fusion import lower_gradients
-from rollmill.programs.compiled import hyperparameters_of, start_state
+from rollmill.programs.states import hyperparameters_of, start_state
 
 REPLAYED = {"num_envs": 2, "num_steps": 4, "learning_starts": 32, "batch_size": 16, "buffer_size": 400}
 SIZES = {

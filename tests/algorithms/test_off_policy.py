@@ -17,9 +17,10 @@ from rollmill.algorithms.off_policy import StepCounts, scale_weights
 from rollmill.dataflow import Batch, Transitions, identity
 from rollmill.networks import NetworkConfig
 from rollmill.programs import memory_needs
-from rollmill.programs.compiled import begin_learner, lower
+from rollmill.programs.compiled import lower
 from rollmill.programs.dispatch import dispatch_ahead
 from rollmill.programs.evaluation.compiled import evaluate
+from rollmill.programs.states import begin_learner
 from wordings import raises
 
 SMALL = {

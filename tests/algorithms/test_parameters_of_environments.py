@@ -10,8 +10,8 @@ import pytest
 import rollmill
 from rollmill.core.errors import UsageError
 from rollmill.dataflow import init_state, iterate
-from rollmill.programs.compiled import start_state
 from rollmill.programs.evaluation.compiled import evaluator
+from rollmill.programs.states import start_state
 from wordings import raises
 
 TINY = {"num_envs": 4, "num_steps": 8, "total_timesteps": 64, "network": rollmill.NetworkConfig(hidden_sizes=(4,))}

@@ -28,7 +28,7 @@ from one_time import run_once
 from rollmill.algorithms.network_policy import NetworkPolicy, network_policy
 from rollmill.algorithms.on_policy import ActorCriticLearner, TrainingSamples, standardise_advantages
 from rollmill.dataflow import Batch, Graph, State, Trajectory, identity, init_state, iterate, with_hyperparameters
-from rollmill.programs.compiled import hyperparameters_of
+from rollmill.programs.states import hyperparameters_of
 
 E, T = 16, 5
 NETWORKS = {

@@ -16,7 +16,7 @@ from rollmill.algorithms.optimisers import Annealing
 from rollmill.algorithms.ppo import PPOConfig
 from rollmill.core.schedules import NumberSchedule
 from rollmill.dataflow import Graph, flow, init_state, iterate, with_hyperparameters
-from rollmill.programs.compiled import hyperparameters_of, start_state
+from rollmill.programs.states import hyperparameters_of, start_state
 from wordings import raises
 
 REPLAYED = {"num_envs": 2, "num_steps": 4, "learning_starts": 16, "batch_size": 8, "buffer_size": 400}

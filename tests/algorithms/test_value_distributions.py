@@ -13,7 +13,7 @@ from numpy_networks import assert_slopes, dense, in_float64
 import rollmill
 from rollmill.algorithms.value_distributions import CategoricalReturns, Mean, Quantiles, value_head
 from rollmill.dataflow import Batch, Transitions
-from rollmill.programs.compiled import begin_learner
+from rollmill.programs.states import begin_learner
 from rollmill.recipes import RECIPES
 from wordings import raises
 

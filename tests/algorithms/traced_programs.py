@@ -10,7 +10,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 
 from rollmill.dataflow import Graph, init_state, iterate
 from rollmill.dataflow.program_digests import Digests
-from rollmill.programs.compiled import hyperparameters_of
+from rollmill.programs.states import hyperparameters_of
 
 
 class Programs(NamedTuple):

@@ -21,7 +21,7 @@ from rollmill.dataflow import (
     iterate,
 )
 from rollmill.dataflow.lost_environments import end_running_episodes
-from rollmill.programs.compiled import start_state
+from rollmill.programs.states import start_state
 from wordings import raises
 
 ENVS, STEPS, KEPT = 4, 3, 2

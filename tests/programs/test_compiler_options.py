@@ -14,7 +14,6 @@ import pytest
 
 import rollmill
 from rollmill.programs import compiled, compiler_options
-from rollmill.programs.compiled import start_state
 from rollmill.programs.compiler_options import (
     CONCURRENT_GRAPHS,
     EXACT_PRECISION,
@@ -27,6 +26,7 @@ from rollmill.programs.compiler_options import (
     start_options,
 )
 from rollmill.programs.kernels import plain_kernels
+from rollmill.programs.states import start_state
 
 
 def mesh(platform: str, *, gpus: int, instances: int = 1) -> Any:

@@ -14,7 +14,7 @@ import rollmill
 from rollmill.core.errors import NonFiniteError
 from rollmill.hooks import Checkpoint, MetricsLogged, Stop
 from rollmill.policies.loading import restore_run
-from rollmill.programs import compiled
+from rollmill.programs import compiled, states
 from rollmill.programs.compiled import lower
 from rollmill.programs.dispatch import dispatch_ahead
 from rollmill.runs.options import RunOptions
@@ -64,7 +64,7 @@ def graph(size=1, *, bad_at=None, num_envs=ENVS, **sizes):
 @pytest.fixture
 def large(monkeypatch):
     """Every state counts as a large one."""
-    monkeypatch.setattr(compiled, "LARGE_STATE_BYTES", 0)
+    monkeypatch.setattr(states, "LARGE_STATE_BYTES", 0)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 import rollmill
 from rollmill.dataflow import Batch, Transitions, gradient_metrics
-from rollmill.programs.compiled import begin_learner
+from rollmill.programs.states import begin_learner
 from rollmill.record.aggregates import RowSums
 from rollmill.record.metrics import read_metrics
 from rollmill.training.metric_counts import computed_shares, defined_mean, reported_names

@@ -25,7 +25,7 @@ from rollmill.dataflow import graph_roles
 from rollmill.hooks import MetricsLogged
 from rollmill.planning.distribution import list_distributions
 from rollmill.policies.loading import load_weights
-from rollmill.programs.compiled import state_shapes
+from rollmill.programs.states import state_shapes
 from rollmill.record.checkpoints import Checkpoints, GivenLeaves, LeftOut
 from rollmill.record.leaves import to_host, tree_digest
 from rollmill.record.run_directory import RunDirectory

@@ -18,20 +18,12 @@ from rollmill.processes.events import Audible, Finished, Hung, Lost, Received, S
 from rollmill.processes.jobs import Job
 from rollmill.processes.messages import WorkerMessage
 from rollmill.processes.supervision import ALL
-from rollmill.programs.compiled import state_shapes
+from rollmill.programs.states import state_shapes
 from rollmill.workers.coordination import coordinator as module, recovery as losses
 from rollmill.workers.coordination.coordinator import Coordinator
 from rollmill.workers.coordination.jobs import jobs_of
 from rollmill.workers.replica.snapshots import share_of
-from rollmill.workers.reports import (
-    LaunchesChosen,
-    LostWorker,
-    MetricsRows,
-    Notice,
-    RolledBack,
-    Saved,
-    StartedUp,
-)
+from rollmill.workers.reports import LaunchesChosen, LostWorker, MetricsRows, Notice, RolledBack, Saved, StartedUp
 from rollmill.workers.run_spec import GraphRecipe, RunSpec, Tolerances
 from wordings import raises
 

@@ -11,8 +11,8 @@ from rollmill.core.errors import CheckpointError
 from rollmill.dataflow import OwnedPart, graph_roles, replica_environments
 from rollmill.planning.distribution import find_distribution, list_distributions
 from rollmill.planning.placement import Counts
-from rollmill.programs.compiled import state_shapes
 from rollmill.programs.memory_needs import ReplaySize, check_message_size
+from rollmill.programs.states import state_shapes
 from rollmill.record.leaves import to_host
 from rollmill.workers.coordination import snapshots
 from rollmill.workers.replica.snapshots import StatePart, assemble

@@ -11,7 +11,7 @@ from rollmill.core.schema import coerce
 from rollmill.core.stored_paths import RunPath
 from rollmill.dataflow import Graph, State, Weights
 from rollmill.policies.policy import LoadedRun, Policy
-from rollmill.programs.compiled import held_leaves, state_shapes
+from rollmill.programs.states import held_leaves, state_shapes
 from rollmill.record.checkpoints import Checkpoints, Restored
 from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.options import RunOptions

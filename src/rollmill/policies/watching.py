@@ -13,8 +13,8 @@ from rollmill.dataflow import State
 from rollmill.envs import as_environment
 from rollmill.policies.environments import evaluator_on
 from rollmill.policies.loading import weights_of_seed
-from rollmill.programs.compiled import held_leaves, state_shapes
 from rollmill.programs.evaluation.episodes import EvaluationEpisodes
+from rollmill.programs.states import held_leaves, state_shapes
 from rollmill.record.checkpoints import Checkpoints, GivenLeaves
 from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.reopening import reopen

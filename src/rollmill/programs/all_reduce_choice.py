@@ -14,9 +14,9 @@ from jax.sharding import Mesh
 from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.dataflow import Graph, Reduce
 from rollmill.planning.plan import AllReduce, AllReduceOption
-from rollmill.programs.compiled import state_shapes
 from rollmill.programs.peer_memory import NoPeerMemory
 from rollmill.programs.reductions import MeshAllReduce, algorithms_for, fastest, mesh_all_reduce, time_reductions
+from rollmill.programs.states import state_shapes
 
 WAYS: tuple[AllReduce, ...] = get_args(AllReduce)
 

@@ -50,6 +50,7 @@ MAKERS = sorted(
         "programs/iteration_programs.py",
         "programs/kernels.py",
         "programs/repeated.py",
+        "programs/states.py",
         "programs/threefry_code.py",
     )
     for file in PACKAGE.glob(pattern)

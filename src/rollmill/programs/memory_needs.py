@@ -16,7 +16,8 @@ from rollmill.core.text import format_bytes
 from rollmill.dataflow import Graph, State, collect, empty_experience, tree_bytes
 from rollmill.gpus.claims import claim_memory
 from rollmill.gpus.memory_limit import takes_as_needed
-from rollmill.programs.compiled import CompiledProgram, reuses_memory, state_bytes, state_shapes
+from rollmill.programs.compiled import CompiledProgram
+from rollmill.programs.states import reuses_memory, state_bytes, state_shapes
 
 SHARE = 0.8
 """Share of a device's memory that the replay memory may take. The rest is left to programs and their arrays."""

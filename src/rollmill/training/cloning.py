@@ -28,7 +28,7 @@ from rollmill.dataflow import Graph
 from rollmill.envs import scale, update_statistics
 from rollmill.gpus.jax_settings import check_compiled
 from rollmill.programs.cache import enable_compilation_cache
-from rollmill.programs.compiled import begin_learner
+from rollmill.programs.states import begin_learner
 from rollmill.record.transitions import read_transitions, sha256_of_file
 
 UPDATES, BATCH, RATE = 2_000, 256, 1e-3

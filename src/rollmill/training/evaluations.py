@@ -12,11 +12,11 @@ from rollmill.core.errors import UsageError, unknown_name
 from rollmill.dataflow import Graph, State, Weights, flow
 from rollmill.envs import as_environment, parse_options
 from rollmill.hooks import evaluation_return
-from rollmill.programs.compiled import state_shapes
 from rollmill.programs.dispatch import Pauses, Window
 from rollmill.programs.evaluation.episodes import EvaluationEpisodes, Evaluator
 from rollmill.programs.faults.locate import is_finite
 from rollmill.programs.kernel_choice import backend_beside_training
+from rollmill.programs.states import state_shapes
 from rollmill.record.display import Display
 from rollmill.runs.options import RunOptions
 

@@ -23,7 +23,7 @@ from rollmill.core.errors import UsageError
 from rollmill.core.types import is_key
 from rollmill.dataflow import Graph, State, start_learner
 from rollmill.envs import RunningStatistics
-from rollmill.programs.compiled import begin_learner, start_state, state_shapes
+from rollmill.programs.states import begin_learner, start_state, state_shapes
 from rollmill.runs.options import RunOptions
 
 ANEW = ("optimiser", "optimisers", "progress", "hyperparameters", "rate_scale", "pool", "opponents")

@@ -21,8 +21,9 @@ from rollmill.core.types import is_key
 from rollmill.dataflow import Graph
 from rollmill.dataflow.lost_environments import end_running_episodes
 from rollmill.gpus.activity import GpuActivity
-from rollmill.programs.compiled import CompiledProgram, start_environments, state_shapes
+from rollmill.programs.compiled import CompiledProgram
 from rollmill.programs.faults.locate import ALMOST_ONE, FINITE
+from rollmill.programs.states import start_environments, state_shapes
 from rollmill.record.aggregates import StackedRows, stack_rows
 from rollmill.record.checkpoints import Checkpoints, Restored
 from rollmill.record.display import Display, choose_display

@@ -17,8 +17,8 @@ from rollmill.hooks import Hook
 from rollmill.planning.choose import settings_of
 from rollmill.planning.placement import PLACEMENT, PlacementOptions
 from rollmill.planning.plan import Plan
-from rollmill.programs.compiled import held_leaves, state_shapes
 from rollmill.programs.kernels import Fusion
+from rollmill.programs.states import held_leaves, state_shapes
 from rollmill.record.checkpoints import Checkpoints, Restored
 from rollmill.record.display import Display, choose_display
 from rollmill.record.run_directory import RunDirectory

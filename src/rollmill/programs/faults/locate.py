@@ -39,9 +39,10 @@ from rollmill.dataflow import (
     minibatch_gather,
     shuffled_rows,
 )
-from rollmill.programs.compiled import CompiledProgram, held_leaves
+from rollmill.programs.compiled import CompiledProgram
 from rollmill.programs.compiler_options import program_options
 from rollmill.programs.dispatch import Window
+from rollmill.programs.states import held_leaves
 from rollmill.record.checkpoints import Checkpoints
 from rollmill.record.json_files import write_json
 from rollmill.record.run_directory import RunDirectory

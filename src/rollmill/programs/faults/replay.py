@@ -22,8 +22,8 @@ from rollmill.dataflow import (
     iteration_key,
     step_one,
 )
-from rollmill.programs.compiled import held_leaves, state_shapes
 from rollmill.programs.faults.locate import Fault, bad_rows, learning_steps, roll_out
+from rollmill.programs.states import held_leaves, state_shapes
 from rollmill.record.checkpoints import Checkpoints
 from rollmill.record.json_files import read_json
 

@@ -12,8 +12,8 @@ from rollmill.dataflow import Graph, OwnedPart, Role, State, empty_experience, g
 from rollmill.planning.plan import AllReduce
 from rollmill.processes.jobs import Job
 from rollmill.programs.compile_clock import CompileTimes, Interval, union
-from rollmill.programs.compiled import begin_learner, start_environments
 from rollmill.programs.kernels import Launches
+from rollmill.programs.states import begin_learner, start_environments
 from rollmill.workers.protocol import Begin
 from rollmill.workers.replica.snapshots import share_of
 from rollmill.workers.reports import Durations, Saved

@@ -3,8 +3,8 @@
 import numpy as np
 
 from rollmill.dataflow import Collector, Graph, with_remote_environment
-from rollmill.programs.compiled import start_environments
 from rollmill.programs.kernels import KernelChoice
+from rollmill.programs.states import start_environments
 from rollmill.workers.replica.context import IterationState, ReplicaContext, StageRun
 from rollmill.workers.replica.env_client import EnvLink, LocalEnvs, RemoteEnvs
 from rollmill.workers.replica.env_server import host_stepper

@@ -9,7 +9,7 @@ import numpy as np
 from rollmill.channels.errors import ChannelClosed
 from rollmill.channels.shm.queue import QueueReceiver, QueueSender
 from rollmill.dataflow import Collector, StepReply
-from rollmill.programs.compiled import start_environments
+from rollmill.programs.states import start_environments
 from rollmill.workers.replica.context import IterationState, ReplicaContext, StageRun
 from rollmill.workers.replica.env_client import RESTARTED, CompiledStepper, HostStepper, Stepper
 from rollmill.workers.replica.layouts import (

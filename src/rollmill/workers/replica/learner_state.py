@@ -9,8 +9,8 @@ from jaxtyping import Bool, PyTree
 
 from rollmill.dataflow import Learner, Trajectory, Weights, empty_experience
 from rollmill.dataflow.lost_environments import end_running_episodes
-from rollmill.programs.compiled import begin_learner
 from rollmill.programs.kernels import KernelChoice
+from rollmill.programs.states import begin_learner
 from rollmill.workers.replica.context import IterationState, ReplicaContext, StageRun, lag_metrics
 from rollmill.workers.replica.layouts import ring_shapes
 from rollmill.workers.replica.learner import CompiledLearner, CutLearner

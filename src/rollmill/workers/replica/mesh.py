@@ -28,9 +28,10 @@ from rollmill.dataflow import Graph, State, first_learning_iteration
 from rollmill.fusion import backend_for
 from rollmill.processes.cluster.joining import LOOPBACK
 from rollmill.programs.all_reduce_choice import AllReduceChoice, choose_all_reduce
-from rollmill.programs.compiled import CompiledProgram, begin_learner, lower
+from rollmill.programs.compiled import CompiledProgram, lower
 from rollmill.programs.dispatch import dispatch_ahead
 from rollmill.programs.meshes import mesh_of
+from rollmill.programs.states import begin_learner
 from rollmill.record.leaves import from_host
 from rollmill.workers.protocol import STRIDE, Begin, IterationMetrics, KernelsChosen, MeshCompiled, send, wait
 from rollmill.workers.replica.context import ReplicaContext, StartReport

@@ -17,7 +17,7 @@ from rollmill.channels.shm.queue import QueueReceiver
 from rollmill.channels.shm.ring import RingMessage
 from rollmill.channels.transfers import to_device, to_host
 from rollmill.dataflow import Learner, end_iteration, evaluate_schedules, restore_schedules
-from rollmill.programs.compiled import begin_learner
+from rollmill.programs.states import begin_learner
 from rollmill.workers.protocol import IterationMetrics, send
 from rollmill.workers.replica.context import Lag, ReplicaContext, StartReport
 from rollmill.workers.replica.layouts import gradients_layout, parameters_layout
