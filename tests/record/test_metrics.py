@@ -26,14 +26,18 @@ def write(run: RunDirectory, iterations: range, **options) -> None:
 
 
 def read_events(directory: Path) -> list[Event]:
-    """All events in the order of the files: TFRecord is length, its checksum, content, its checksum."""
-    events = []
-    for file in sorted(directory.iterdir(), key=lambda file: file.name.rpartition(".")[2]):
-        content = file.read_bytes()
-        while content:
-            (length,) = struct.unpack_from("<Q", content)
-            events.append(Event.FromString(content[12 : 12 + length]))
-            content = content[16 + length :]
+    """All events in the order of the files."""
+    files = sorted(directory.iterdir(), key=lambda file: file.name.rpartition(".")[2])
+    return [event for file in files for event in events_in(file)]
+
+
+def events_in(file: Path) -> list[Event]:
+    """The events of a file of TFRecord: each is its length, a checksum, the content, a checksum."""
+    events, content = [], file.read_bytes()
+    while content:
+        (length,) = struct.unpack_from("<Q", content)
+        events.append(Event.FromString(content[12 : 12 + length]))
+        content = content[16 + length :]
     return events
 
 
@@ -60,6 +64,20 @@ def test_a_file_that_was_deleted_meanwhile_is_not_written_to(run):
         run.metrics_file.unlink()
         with raises("was-deleted-while-run-was", str(run.metrics_file)):
             log.write(2, 20, {"loss": 1.0})
+
+
+def test_event_files_are_in_order_though_the_clock_is_set_back(run, monkeypatch):
+    for hours, iterations in ((0, range(1, 5)), (-3, range(3, 6)), (-3, range(5, 8)), (1, range(7, 9))):
+        with monkeypatch.context() as changed:
+            changed.setattr(event_log.time, "time", lambda hours=hours: 1_800_000_000.5 + 3600 * hours)
+            write(run, iterations, resume_from=iterations[0] - 1)
+    files = sorted(file.name for file in run.tensorboard.path.iterdir())
+    assert [int(name.split(".")[3]) - 1_800_000_000 for name in files] == [0, 1, 2, 3600]
+    firsts = [
+        next(event.step for event in events_in(run.tensorboard.path / name) if event.summary.value)
+        for name in files
+    ]
+    assert firsts == [100, 300, 500, 700]
 
 
 def test_lines_of_a_report_are_one_piece(run):

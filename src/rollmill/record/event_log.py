@@ -20,6 +20,10 @@ from rollmill.record.event_records import (
 )
 from rollmill.record.json_files import write_failure
 
+PREFIX = "events.out.tfevents."
+"""Beginning of the names of TensorBoard's files, before the time in seconds."""
+TIME_DIGITS = 10
+
 
 class EventLog:
     """Writes one TensorBoard event file, whose folder is created with the first entry.
@@ -92,10 +96,21 @@ class EventLog:
 def _open_events(folder: Folder, purge_step: int | None) -> IO[bytes]:
     folder.make()
     now = time.time()
-    name = f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{time.time_ns()}"
+    name = f"{PREFIX}{_next_second(folder, now):0{TIME_DIGITS}d}.{socket.gethostname()}.{time.time_ns()}"
     file = os.fdopen(folder.create(name), "wb")
     file.write(record(version_event(now)))
     if purge_step is not None:
         file.write(record(restart_event(now, purge_step)))
     file.flush()
     return file
+
+
+def _next_second(folder: Folder, now: float) -> int:
+    """Returns the time for the name of a new file: now, or later than the times of all earlier files.
+
+    TensorBoard reads files in the order of their names, and never returns to an earlier one. The clock may have
+    been set back since the last file, or two hosts may have different clocks.
+    """
+    names = (name.removeprefix(PREFIX) for name in folder.kinds() if name.startswith(PREFIX))
+    times = (name.partition(".")[0] for name in names)
+    return max([int(now), *(int(text) + 1 for text in times if text.isdecimal() and len(text) == TIME_DIGITS)])
