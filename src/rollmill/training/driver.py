@@ -102,7 +102,7 @@ def drive(
         with _reporting_failure(recorder, calls):
             checkpoints.wait()
             summary = recorder.finish(signal_name=stop.signal_name)
-            if recorder.every_episode_failed:
+            if recorder.episodes.every_one_failed:
                 display.note(
                     "every episode of this run failed, because the environment raised an exception, hung or "
                     "ended its process"
@@ -111,7 +111,7 @@ def drive(
         raise calls.failure
     if calls.exit is not None:
         raise calls.exit
-    code = 1 if recorder.every_episode_failed else 0
+    code = 1 if recorder.episodes.every_one_failed else 0
     return Run(run.root, summary, stop.exit_code if summary["status"] == "stopped" and stop.requested else code)
 
 

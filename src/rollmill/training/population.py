@@ -245,7 +245,7 @@ def _after(trained: _TrainedPopulation, iteration: int, until: int, after: Any) 
     results = [lane.recorder.mean_return for lane in lanes]
     runs = [lane.run for lane in lanes]
     kept, sources = evolving.rung(iteration, results, runs, kept, broken=broken, only_broken=ends)
-    windows = {lane: lanes[source].recorder.windows for lane, source in sources.items()}
+    windows = {lane: lanes[source].recorder.episodes.windows for lane, source in sources.items()}
     for number, lane in enumerate(lanes):
         lane.recorder.follow_config()
         if number in windows:

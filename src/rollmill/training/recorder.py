@@ -25,17 +25,9 @@ from rollmill.hooks import (
     TrainingFinished,
     TrainingRewound,
     TrainingStarted,
-    training_return,
 )
 from rollmill.programs.faults.locate import ALMOST_ONE, FINITE
-from rollmill.record.aggregates import (
-    EpisodeWindow,
-    RowSums,
-    SavedSums,
-    StackedRows,
-    Throughput,
-    stack_rows,
-)
+from rollmill.record.aggregates import RowSums, SavedSums, StackedRows, Throughput, stack_rows
 from rollmill.record.checkpoints import Checkpoints, Restored
 from rollmill.record.leaves import tree_digest
 from rollmill.record.metrics import MetricsLog
@@ -49,7 +41,8 @@ from rollmill.training.hook_calls import HookCalls
 from rollmill.training.known_failures import TemperatureWatch
 from rollmill.training.metric_counts import RETURNS, computed_shares, defined_mean, reported_names
 from rollmill.training.preparing import PreparedTraining
-from rollmill.training.recorded_progress import Episodes, read_progress
+from rollmill.training.recorded_progress import read_progress
+from rollmill.training.run_episodes import ENDED, FAILED, RunEpisodes
 from rollmill.workers.reports import MetricsRows
 
 MAX_LINES = 10_000
@@ -58,13 +51,9 @@ MAX_LINES = 10_000
 MAX_LINES_OF_REPLAY = 2_000
 """Maximum number of log lines of a run with a replay memory, whose iterations are many and short."""
 
-ENDED, FAILED, UNSTABLE = "episodes/ended", "episodes/failed", "episodes/unstable"
+UNSTABLE = "episodes/unstable"
 OVERFLOWS = "episodes/overflows"
 """Steps in which a simulation left out contacts because a buffer was too small."""
-EPISODE_METRICS = (ENDED, "episodes/return_sum", "episodes/length_sum", FAILED)
-"""Metrics of the episodes that ended in an iteration."""
-KIND_RETURN_PREFIX = "episodes/return_sum/"
-"""Prefix of the sums of the returns of each kind of agents in these episodes."""
 
 EVALUATED = "evaluation/returns/"
 """Prefix of the mean returns of kinds of agents in an evaluation."""
@@ -135,10 +124,7 @@ class Recorder:
         self._saves_environments = options.checkpoint_environments and is_known
         self._loops = algorithm.loops
         self._checkpoints, self._log, self._display, self._gpus = checkpoints, log, display, gpus
-        self._windows = [EpisodeWindow() for _ in options.seeds]
-        self._kinds: Sequence[str] = ()
-        """Names of the kinds of agents once an iteration was recorded, or none if there is only one kind."""
-        self._saved_windows = [window.to_json() for window in self._windows]
+        self.episodes = RunEpisodes(options.seeds)
         self._iteration = self._saved_iteration = 0
         self._state: PyTree[Array | np.ndarray] = None
         self._earlier_seconds = 0.0
@@ -147,7 +133,6 @@ class Recorder:
         self._compile_seconds = self._start_seconds = 0.0
         self._reported_seconds = 0.0
         """Training time in seconds at the last report of iterations, or at a later evaluation."""
-        self._episodes = self._saved_episodes = Episodes()
         self._each_line = options.log_every or default_log_every(algorithm)
         self._courses = list(scheduled_in(algorithm.parameters))
         self._newest_row: Mapping[str, Any] = {}
@@ -180,11 +165,9 @@ class Recorder:
 
     def _restore(self, restored: Restored) -> None:
         self._iteration = self._saved_iteration = restored.iteration
-        progress = read_progress(self._run, restored, seeds=len(self._windows))
+        progress = read_progress(self._run, restored, seeds=len(self._options.seeds))
         self._earlier_seconds = self._reported_seconds = progress.seconds
-        self._saved_windows = [asdict(window) for window in progress.episodes]
-        self._windows = [EpisodeWindow.from_json(saved) for saved in self._saved_windows]
-        self._episodes = self._saved_episodes = Episodes(*progress.failures)
+        self.episodes.restore(progress)
         self._saved_sums = asdict(progress.unwritten)
         self._sums = RowSums(progress.unwritten)
         if self._evaluation is not None:
@@ -198,25 +181,16 @@ class Recorder:
         With the option `return_of`, only the agents of that kind count.
         """
         kind = self._options.return_of
-        return _mean(self._returns) if kind is None else self._kind_returns.get(kind)
+        return self.episodes.mean_return if kind is None else self.episodes.kind_returns.get(kind)
 
     def follow_config(self) -> None:
         """Reads the run's configuration again, so that the next checkpoints contain its changes."""
         self._config = self._run.read_config()
         self._identity = identity_of(self._config)
 
-    @property
-    def windows(self) -> list[dict[str, Any]]:
-        """The latest episodes of each seed, in the form that `take_over` accepts."""
-        return [window.to_json() for window in self._windows]
-
     def take_over(self, windows: Sequence[dict[str, Any]], iteration: int) -> None:
-        """Continues from `iteration` with the policy of another run. `windows` describe the latest episodes of
-        that run.
-        """
-        best = [window.best_return for window in self._windows]
-        pairs = zip(windows, best, strict=True)
-        self._windows = [EpisodeWindow.from_json({**window, "best_return": b}) for window, b in pairs]
+        """Continues from `iteration` with the policy of another run, whose latest episodes are `windows`."""
+        self.episodes.take_over(windows)
         self._iteration = iteration
 
     def started_up(self, compile_seconds: float, seconds: float) -> None:
@@ -237,11 +211,6 @@ class Recorder:
         """Records the all-reduce of a mesh, unless the run continues elsewhere."""
         if self._keeps_choices:
             note_option(self._run, "reduction", reduction)
-
-    @property
-    def every_episode_failed(self) -> bool:
-        """True if every episode so far ended because its environment failed."""
-        return self._episodes.failed > 0 and self._episodes.failed >= self._episodes.ended
 
     def record(self, report: MetricsRows) -> int:
         """Logs the reported iterations up to the first iteration with a non-finite value.
@@ -296,11 +265,10 @@ class Recorder:
         finite = np.all(block.of(FINITE) > ALMOST_ONE, axis=(1, 2)).tolist()
         good = len(finite) if all(finite) else finite.index(False)
         block = block.with_others(self._courses_over(self._iteration, block.counts))
-        self._kinds = _kinds_of(block)
-        ended = self._episodes_of(block)
+        ended = self.episodes.of_rows(block)
         for numbers, count, episodes in zip(block.numbers[:good], block.counts, ended, strict=False):
             self._iteration += count
-            self._count_episodes(episodes)
+            self.episodes.count(episodes)
             self._sums.add_numbers(block.names, numbers, iterations=count)
             if self._iteration % self._each_line == 0 or self._iteration == self._loops.iterations:
                 lines.append(self._next_line(speed, seconds_at(self._iteration)))
@@ -361,7 +329,7 @@ class Recorder:
     def _evaluate(self, evaluation: PeriodicEvaluation, iteration: int, state: PyTree[Array | np.ndarray]) -> None:
         """Evaluates the policy of a state, and writes down the result."""
         found = evaluation.run(iteration, state)
-        line = {"seconds": self._seconds, **self._of_episodes(), **found}
+        line = {"seconds": self._seconds, **self.episodes.metrics(), **found}
         row = self._log.write(iteration, iteration * self._loops.batch_size, line)
         self._reported_seconds = row["seconds"]
         best = evaluation.progress.best_iteration == iteration
@@ -381,15 +349,14 @@ class Recorder:
         if self._evaluation is not None:
             evaluated = self._evaluation.progress
             return evaluated.mean_return if evaluated.iteration == iteration else None
-        full = all(window.full for window in self._windows)  # the mean of a few episodes is too noisy for a score
-        return self.mean_return if full else None
+        # the mean of a few episodes is too noisy for a score
+        return self.mean_return if self.episodes.are_full else None
 
     def _note_state(self, iteration: int, state: PyTree[Array | np.ndarray]) -> None:
         """Remembers the progress up to a state that the training may go back to."""
         self._state = state
-        self._saved_windows = [window.to_json() for window in self._windows]
         self._saved_sums = self._sums.to_json()
-        self._saved_episodes = self._episodes
+        self.episodes.keep()
         if self._evaluation is not None:
             self._saved_evaluations = self._evaluation.progress
 
@@ -397,8 +364,8 @@ class Recorder:
         metadata = {
             "env_steps": iteration * self._loops.batch_size,
             "seconds": self._seconds,
-            "episodes": self._saved_windows,
-            "failures": list(self._episodes),
+            "episodes": self.episodes.windows,
+            "failures": list(self.episodes.counts),
             "unwritten": self._saved_sums,
             **({"evaluations": asdict(self._evaluation.progress)} if self._evaluation else {}),
             IDENTITY: self._identity,
@@ -424,8 +391,7 @@ class Recorder:
         """Returns to the state that was saved after an iteration, and discards later metrics."""
         self._log.rewind(iteration)
         self._iteration = iteration
-        self._windows = [EpisodeWindow.from_json(saved) for saved in self._saved_windows]
-        self._episodes = self._saved_episodes
+        self.episodes.rewind()
         self._sums = RowSums(SavedSums(**self._saved_sums))
         if self._evaluation is not None:
             self._evaluation.progress = self._saved_evaluations
@@ -473,7 +439,7 @@ class Recorder:
     @property
     def _steps_each(self) -> int:
         """Environment steps of an iteration, over all seeds."""
-        return self._loops.batch_size * len(self._windows)
+        return self._loops.batch_size * len(self._options.seeds)
 
     @property
     def _env_steps(self) -> int:
@@ -487,37 +453,9 @@ class Recorder:
     def _seconds(self) -> float:
         return self._earlier_seconds + max(time.perf_counter() - self._began - self._start_seconds, 0.0)
 
-    def _episodes_of(self, block: StackedRows) -> list[list[list[float]]]:
-        """Returns the metrics `EPISODE_METRICS` of each row and seed, and the sum of the returns of each kind."""
-        names = [*EPISODE_METRICS, *(KIND_RETURN_PREFIX + kind for kind in self._kinds)]
-        where = [block.names.index(name) if name in block.names else -1 for name in names]
-        each = np.where(np.asarray(where)[:, None] < 0, 0.0, block.numbers[:, where])
-        return each.transpose(0, 2, 1).tolist()
-
-    def _count_episodes(self, of_seeds: Sequence[Sequence[float]]) -> None:
-        for window, (ended, returned, length, failed, *of_kinds) in zip(self._windows, of_seeds, strict=True):
-            self._episodes = Episodes(self._episodes.ended + ended, self._episodes.failed + failed)
-            if ended:
-                window.add(ended, returned, length, dict(zip(self._kinds, of_kinds, strict=True)))
-
-    @property
-    def _returns(self) -> list[float | None]:
-        return [window.mean_return for window in self._windows]
-
-    @property
-    def _kind_returns(self) -> dict[str, float | None]:
-        """Mean return of each kind of agents over the latest episodes, or None if none has ended."""
-        of_seeds = [window.kind_returns for window in self._windows]
-        kinds = self._kinds or next(filter(None, of_seeds), {})
-        return {kind: _mean([returns.get(kind) for returns in of_seeds]) for kind in kinds}
-
     def _next_line(self, speed: float, seconds: float) -> "_PendingLine":
         """Returns the log line for the iterations since the last line, and starts the next."""
-        line = _PendingLine(
-            self._iteration,
-            {"seconds": seconds, **self._line(speed)},
-            min(window.episodes for window in self._windows),
-        )
+        line = _PendingLine(self._iteration, {"seconds": seconds, **self._line(speed)}, self.episodes.fewest)
         self._sums = RowSums()
         return line
 
@@ -543,13 +481,13 @@ class Recorder:
         shares = computed_shares(self._algorithm, self._sums.names, self._reported)
         totals, means = self._sums.totals(), self._sums.means(shares)
         metrics = {name: defined_mean(value) for name, value in means.items() if not name.startswith(HIDDEN)}
-        if not self._episodes.ended:
+        if not self.episodes.counts.ended:
             metrics |= {name: None for name in metrics if name.startswith(RETURNS)}
         games = {name: total for name, total in totals.items() if name.startswith(GAMES)}
         of_games = {name: total / totals[ENDED] if totals[ENDED] else None for name, total in games.items()}
         return {
             "steps_per_second": speed,
-            **self._of_episodes(),
+            **self.episodes.metrics(),
             "episode/ended": totals[ENDED],
             "episode/failed": totals.get(FAILED, 0.0),
             **({"episode/unstable": totals[UNSTABLE]} if UNSTABLE in totals else {}),
@@ -560,72 +498,30 @@ class Recorder:
             **self._gpus.recent(),
         }
 
-    def _of_episodes(self) -> dict[str, float | None]:
-        """Means over the latest episodes, overall and by seed."""
-        each = {f"episode/return_seed{s}": r for s, r in zip(self._options.seeds, self._returns, strict=True)}
-        return {
-            "episode/return": _mean(self._returns),
-            "episode/length": _mean([window.mean_length for window in self._windows]),
-            **{training_return(kind): mean for kind, mean in self._kind_returns.items()},
-            **(each if len(each) > 1 else {}),
-        }
-
     def _status(self, speed: float) -> Status:
-        seeds = len(self._windows)
         return Status(
-            env_steps=self._env_steps * seeds,
+            env_steps=self._env_steps * len(self._options.seeds),
             total_steps=self._loops.iterations * self._steps_each,
             steps_per_second=speed,
-            episode_return=_mean(self._returns),
-            episode_length=_mean([window.mean_length for window in self._windows]),
+            episode_return=self.episodes.mean_return,
+            episode_length=self.episodes.mean_length,
             seconds=self._seconds,
             row=self._newest_row,
         )
 
     def _summary(self, status: str) -> dict[str, Any]:
-        weights = self._algorithm.weights(self._state.learner)
-        best = [window.best for window in self._windows]
+        total = self._env_steps * len(self._options.seeds)
         return {
             "status": status,
             "iterations": self._iteration,
             "env_steps": self._env_steps,
-            "total_env_steps": self._env_steps * len(self._windows),
+            "total_env_steps": total,
             "seconds": self._seconds,
             "compile_seconds": self._compile_seconds,
-            "steps_per_second": self._env_steps * len(self._windows) / max(self._seconds, 1e-9),
-            "failures": int(self._episodes.failed),
-            "final_return": _mean(self._returns),
-            "best_return": _mean(best),
-            **({"final_returns": returns} if (returns := _drop_unknown(self._kind_returns)) else {}),
+            "steps_per_second": total / max(self._seconds, 1e-9),
+            **self.episodes.summary(),
             **({"return_of": self._options.return_of} if self._options.return_of else {}),
             **(self._evaluation.summary if self._evaluation else {}),
-            "weights_sha256": tree_digest(weights),
+            "weights_sha256": tree_digest(self._algorithm.weights(self._state.learner)),
             **({"gpus": gpus} if (gpus := self._gpus.total()) else {}),
-            **(self._over_seeds(best) if len(best) > 1 else {}),
         }
-
-    def _over_seeds(self, best: list[float | None]) -> dict[str, Any]:
-        known = [value for value in self._returns if value is not None]
-        return {
-            "seeds": list(self._options.seeds),
-            "final_return_per_seed": self._returns,
-            "best_return_per_seed": best,
-            "final_return_std": float(np.std(known)) if known else None,
-            "final_return_min": min(known, default=None),
-            "final_return_max": max(known, default=None),
-        }
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
-
-
-def _drop_unknown(values: Mapping[str, float | None]) -> dict[str, float]:
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def _kinds_of(block: StackedRows) -> list[str]:
-    """Returns the names of the kinds of agents, or none if there is only one kind."""
-    kinds = [name.removeprefix(KIND_RETURN_PREFIX) for name in block.names if name.startswith(KIND_RETURN_PREFIX)]
-    return kinds if len(kinds) > 1 else []
