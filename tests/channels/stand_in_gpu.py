@@ -5,7 +5,7 @@ from ctypes import memmove
 
 import numpy as np
 
-from rollmill.channels.shm import gpu_slots, ring
+from rollmill.channels.shm import gpu_slots, ring_reader, ring_writer
 from rollmill.gpus import cuda_memory
 from rollmill.gpus.cuda_memory import HANDLE_BYTES, NoPeerMemory
 
@@ -20,7 +20,9 @@ class StandInGpu:
         for name in ("allocate", "handle_of", "open_handle", "close_handle", "copy"):
             monkeypatch.setattr(cuda_memory, name, getattr(self, name))
         monkeypatch.setattr(gpu_slots, "is_on_gpu", lambda leaf: not isinstance(leaf, np.ndarray))
-        monkeypatch.setattr(ring, "process_id", itertools.count(1).__next__)
+        numbers = itertools.count(1)
+        for end in (ring_reader, ring_writer):
+            monkeypatch.setattr(end, "process_id", numbers.__next__)
 
     def allocate(self, gpu, num_bytes):
         if not self.shares:

@@ -117,7 +117,8 @@ def test_messages_stay_on_the_host_where_an_end_cannot_share(gpu, refusal):
 
 
 def test_both_ends_in_one_process_use_shared_memory(gpu, monkeypatch):
-    monkeypatch.setattr("rollmill.channels.shm.ring.process_id", lambda: 7)
+    for end in ("reader", "writer"):
+        monkeypatch.setattr(f"rollmill.channels.shm.ring_{end}.process_id", lambda: 7)
     queue = Queue()
     for _ in range(3):
         queue.send(0), queue.receive(1)

@@ -21,7 +21,9 @@ from rollmill.channels.broker.server import BrokerServer
 from rollmill.channels.errors import ChannelClosed, ConnectionLost, Damaged, TimedOut
 from rollmill.channels.layout import Layout
 from rollmill.channels.shm.doorbell import Doorbell
-from rollmill.channels.shm.ring import Ring, RingReader, RingWriter, ring_bytes
+from rollmill.channels.shm.ring import Ring, ring_bytes
+from rollmill.channels.shm.ring_reader import RingReader
+from rollmill.channels.shm.ring_writer import RingWriter
 from rollmill.channels.shm.wire import BrokerHolders, MemoryWire
 from rollmill.channels.tcp import receiving, sending
 from rollmill.channels.tcp.wire import TcpWire

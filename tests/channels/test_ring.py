@@ -11,7 +11,9 @@ from rollmill.channels.errors import Damaged
 from rollmill.channels.layout import Layout
 from rollmill.channels.protocols import Header
 from rollmill.channels.shm.doorbell import Doorbell
-from rollmill.channels.shm.ring import Ring, RingReader, RingWriter, ring_bytes
+from rollmill.channels.shm.ring import Ring, ring_bytes
+from rollmill.channels.shm.ring_reader import RingReader
+from rollmill.channels.shm.ring_writer import RingWriter
 from rollmill.channels.shm.wire import BrokerHolders
 from wordings import raises
 

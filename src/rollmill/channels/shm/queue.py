@@ -13,7 +13,8 @@ from rollmill.channels.batching import BatchLayout, MessageBatch
 from rollmill.channels.errors import ChannelClosed
 from rollmill.channels.layout import Layout
 from rollmill.channels.protocols import ChannelStatistics, Gathered, Route
-from rollmill.channels.shm.ring import RingMessage, RingReader, RingWriter
+from rollmill.channels.shm.ring_reader import RingMessage, RingReader
+from rollmill.channels.shm.ring_writer import RingWriter
 from rollmill.channels.waiting import Deadline, Waiter
 from rollmill.core.errors import UsageError
 

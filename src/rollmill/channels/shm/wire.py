@@ -11,7 +11,9 @@ from rollmill.channels.protocols import Broker, Route, round_robin
 from rollmill.channels.shm.allreduce import MemoryReduction, reduction_bytes
 from rollmill.channels.shm.latest import BoardReader, BoardWriter, SeqlockBoard, board_bytes
 from rollmill.channels.shm.queue import QueueReceiver, QueueSender
-from rollmill.channels.shm.ring import CONSUMER, PRODUCER, Ring, RingReader, RingWriter, ring_bytes
+from rollmill.channels.shm.ring import CONSUMER, PRODUCER, Ring, ring_bytes
+from rollmill.channels.shm.ring_reader import RingReader
+from rollmill.channels.shm.ring_writer import RingWriter
 from rollmill.channels.waiting import Abandon, Waiter, never
 from rollmill.core.errors import RollmillError, UsageError
 

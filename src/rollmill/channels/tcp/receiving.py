@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from rollmill.channels.errors import ConnectionLost, Refused
 from rollmill.channels.shm.doorbell import Doorbell
-from rollmill.channels.shm.ring import CONSUMER, GONE, HEADER, Ring, RingWriter
+from rollmill.channels.shm.ring import CONSUMER, GONE, HEADER, Ring
+from rollmill.channels.shm.ring_writer import RingWriter
 from rollmill.channels.tcp.hub import Hub, LatestConnection
 from rollmill.channels.tcp.queue import END, NOBODY, POLL_SECONDS, RANGE, WORD, ResumePoint, RingEnds
 from rollmill.channels.transport.connection import Connection

@@ -15,7 +15,9 @@ from rollmill.channels.shm.doorbell import Doorbell
 from rollmill.channels.shm.latest import BoardReader, BoardWriter, SeqlockBoard, board_bytes
 from rollmill.channels.shm.memory import private_memory
 from rollmill.channels.shm.queue import QueueReceiver, QueueSender
-from rollmill.channels.shm.ring import Ring, RingReader, RingWriter, ring_bytes
+from rollmill.channels.shm.ring import Ring, ring_bytes
+from rollmill.channels.shm.ring_reader import RingReader
+from rollmill.channels.shm.ring_writer import RingWriter
 from rollmill.channels.shm.wire import check_rank, check_ranks, rank_bell
 from rollmill.channels.tcp.allreduce import BranchReduction, RootReduction
 from rollmill.channels.tcp.hub import Hub

@@ -14,7 +14,7 @@ import numpy as np
 
 from rollmill.channels.errors import ChannelClosed, TimedOut
 from rollmill.channels.shm.queue import QueueReceiver
-from rollmill.channels.shm.ring import RingMessage
+from rollmill.channels.shm.ring_reader import RingMessage
 from rollmill.channels.transfers import to_device, to_host
 from rollmill.dataflow import Learner, end_iteration, evaluate_schedules, restore_schedules
 from rollmill.programs.states import begin_learner
