@@ -153,6 +153,7 @@ def test_a_worker_is_lost_with_its_node_and_replaced_on_another(supervise, ray_n
                 again = event.message.fields["node"]
     assert again in {message.fields["node"] for message in told} - {doomed.node_id}
     ray_nodes.add_node(**NODE)
+    ray_nodes.wait_for_nodes(SECONDS)  # until Ray notices the death: it would place the next test's actors there
 
 
 @pytest.mark.slow
