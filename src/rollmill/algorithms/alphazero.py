@@ -373,13 +373,7 @@ def _as_position(planner: Planner, mask: ActionMask) -> Position:
 
 
 def search(
-    planner: Planner,
-    network: PyTree[Array],
-    key: Key,
-    root: EvaluatedPosition,
-    now: Position,
-    *,
-    explores: bool,
+    planner: Planner, network: PyTree[Array], key: Key, root: EvaluatedPosition, now: Position, *, explores: bool
 ) -> SearchResult:
     """Runs a tree search from a position of ONE environment, and returns the search's result.
 

@@ -219,10 +219,7 @@ def _slow_down(schedule: Callable[..., Any], every: int) -> optax.Schedule:
 
 
 def parts_of(
-    env: Environment | HostEnvironment | GymnasiumObject | str,
-    choices: Choices,
-    *,
-    params: Params | None,
+    env: Environment | HostEnvironment | GymnasiumObject | str, choices: Choices, *, params: Params | None
 ) -> Parts:
     """Checks the user's inputs and prepares them for a graph.
 

@@ -329,11 +329,7 @@ def _errors(compare: Any, learner: DQNLearner, minibatch: Batch) -> Float[Array,
 
 
 def _loss(
-    compare: Any,
-    network: PyTree[Array],
-    learner: DQNLearner,
-    sample: Transitions,
-    sequence: PyTree[Array],
+    compare: Any, network: PyTree[Array], learner: DQNLearner, sample: Transitions, sequence: PyTree[Array]
 ) -> tuple[Float[Array, ""], Metrics]:
     """Returns the loss of ONE transition."""
     comparison, value = compare(network, learner.target, sample)
@@ -343,12 +339,7 @@ def _loss(
 
 
 def _update(
-    config: Any,
-    optimiser: Optimiser,
-    learner: DQNLearner,
-    gradients: PyTree[Array],
-    *,
-    share: float = 1.0,
+    config: Any, optimiser: Optimiser, learner: DQNLearner, gradients: PyTree[Array], *, share: float = 1.0
 ) -> DQNLearner:
     """Makes one optimiser step, and updates the target network if it is due. Returns the new learner."""
     held = current_hyperparameters(learner)

@@ -341,11 +341,7 @@ def sequence_gradients(policy: NetworkPolicy, config: Any) -> SequenceGradients:
 
 
 def _step(
-    policy: NetworkPolicy,
-    network: PyTree[Array],
-    learner: ActorCriticLearner,
-    memory: Memory,
-    sample: StepValues,
+    policy: NetworkPolicy, network: PyTree[Array], learner: ActorCriticLearner, memory: Memory, sample: StepValues
 ) -> tuple[Memory, Outputs]:
     """Returns the memory after ONE step, before any reset, and the outputs of the step."""
     if policy.recurrent:
@@ -357,11 +353,7 @@ def _step(
 
 
 def _signals(
-    policy: NetworkPolicy,
-    config: Any,
-    learner: ActorCriticLearner,
-    minibatch: Batch,
-    unrolled: UnrolledSteps,
+    policy: NetworkPolicy, config: Any, learner: ActorCriticLearner, minibatch: Batch, unrolled: UnrolledSteps
 ) -> Signals:
     """Returns the standardised advantages and normalised targets of each sequence `[N, T]`."""
     config, (_, _, units, scale) = current_config(config, current_hyperparameters(learner)), minibatch.sequences

@@ -32,13 +32,7 @@ from rollmill.algorithms.hyperparameters import (
     current_hyperparameters,
     follows_schedules,
 )
-from rollmill.algorithms.on_policy import (
-    IMAGES_AT_ONCE,
-    TrainingSamples,
-    beginnings,
-    is_missing,
-    over_steps,
-)
+from rollmill.algorithms.on_policy import IMAGES_AT_ONCE, TrainingSamples, beginnings, is_missing, over_steps
 from rollmill.algorithms.opponent_pool import (
     KindsWithOpponents,
     OpponentPool,
@@ -59,14 +53,7 @@ from rollmill.algorithms.returns import Advantages, bootstrap_values, generalise
 from rollmill.algorithms.roles import numbers_of_role
 from rollmill.algorithms.sharing import ParameterSet
 from rollmill.core.types import Key
-from rollmill.dataflow import (
-    Batch,
-    Hyperparameters,
-    Metrics,
-    Reduce,
-    Step,
-    Trajectory,
-)
+from rollmill.dataflow import Batch, Hyperparameters, Metrics, Reduce, Step, Trajectory
 from rollmill.envs import RunningStatistics, denormalise, initial_statistics, normalise, update_statistics
 
 EPS = 1e-9
@@ -195,7 +182,6 @@ def _learning(learner: AgentLearner, steps: Step) -> dict[str, Bool[Array, "T E 
 
 
 def _with_next_opponents(learner: AgentLearner, config: Any, opponents: KindsWithOpponents | None) -> AgentLearner:
-    """Returns the learner with the opponents of the next iteration."""
     weights = learner.weights
     if opponents is None or learner.pool is None or weights.opponents is None:
         return learner

@@ -14,25 +14,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from rollmill.algorithms.agents import AgentPolicy
-from rollmill.algorithms.hyperparameters import (
-    current_config,
-    current_hyperparameters,
-)
+from rollmill.algorithms.hyperparameters import current_config, current_hyperparameters
 from rollmill.algorithms.multi_agent import EPS, UNFUSED, AgentLearner, SetRows
-from rollmill.algorithms.on_policy import (
-    SampleLoss,
-    TrainingSamples,
-)
+from rollmill.algorithms.on_policy import SampleLoss, TrainingSamples
 from rollmill.algorithms.roles import numbers_of_role
 from rollmill.algorithms.sharing import ParameterSet, set_of
 from rollmill.core.types import Memory
-from rollmill.dataflow import (
-    Batch,
-    MeanGradients,
-    Metrics,
-    Reduce,
-    SequenceGradients,
-)
+from rollmill.dataflow import Batch, MeanGradients, Metrics, Reduce, SequenceGradients
 from rollmill.networks import Output
 
 

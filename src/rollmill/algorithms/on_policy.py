@@ -91,12 +91,7 @@ SampleLoss: TypeAlias = Callable[[Any, Any, Output], tuple[Float[Array, ""], Met
 
 
 def start_learner(
-    policy: NetworkPolicy,
-    optimiser: Optimiser,
-    numbers: Mapping[str, float],
-    key: Key,
-    *,
-    normalise_rewards: bool,
+    policy: NetworkPolicy, optimiser: Optimiser, numbers: Mapping[str, float], key: Key, *, normalise_rewards: bool
 ) -> ActorCriticLearner:
     """Returns the initial learner state of an on-policy actor-critic."""
     weights, held = policy.start_weights(key), as_data(numbers)
@@ -332,11 +327,7 @@ def _recurrent_step(
 
 
 def update(
-    optimiser: Optimiser,
-    learner: ActorCriticLearner,
-    gradients: PyTree[Array],
-    *,
-    share: float = 1.0,
+    optimiser: Optimiser, learner: ActorCriticLearner, gradients: PyTree[Array], *, share: float = 1.0
 ) -> ActorCriticLearner:
     """Makes one optimiser step. `share` is the fraction of a minibatch that the gradients come from."""
     held, progress = with_rate(learner, current_hyperparameters(learner)), learner.progress

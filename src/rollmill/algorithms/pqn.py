@@ -215,13 +215,7 @@ def _epsilon(config: Any, learner: PQNLearner) -> Float[Array, ""]:
 
 
 def _prepare(
-    agent: ValueAgent,
-    config: Any,
-    learner: PQNLearner,
-    trajectory: Trajectory,
-    *,
-    reduce: Reduce,
-    replicas: int,
+    agent: ValueAgent, config: Any, learner: PQNLearner, trajectory: Trajectory, *, reduce: Reduce, replicas: int
 ) -> tuple[PQNLearner, Batch]:
     """Computes the lambda returns of a rollout, by the best legal action of each observation."""
     config, steps = current_config(config, current_hyperparameters(learner)), trajectory.steps
@@ -257,11 +251,7 @@ def _best(
 
 
 def _loss(
-    agent: ValueAgent,
-    network: PyTree[Array],
-    learner: PQNLearner,
-    sample: PQNSamples,
-    sequence: PyTree[Array],
+    agent: ValueAgent, network: PyTree[Array], learner: PQNLearner, sample: PQNSamples, sequence: PyTree[Array]
 ) -> tuple[Float[Array, ""], Metrics]:
     """Returns the loss of ONE sample."""
     value = agent.of_action(agent.values(network, sample.observation), sample.action)

@@ -26,12 +26,7 @@ from jaxtyping import Array, Float, PyTree
 from rollmill.algorithms.dqn import DQNLearner, QLearningConfig, q_learning_graph
 from rollmill.algorithms.epsilon_greedy import ValueAgent, value_agent
 from rollmill.algorithms.hyperparameters import current_config, current_hyperparameters
-from rollmill.algorithms.off_policy import (
-    check_discrete,
-    check_interval,
-    functional_network,
-    prepare_off_policy,
-)
+from rollmill.algorithms.off_policy import check_discrete, check_interval, functional_network, prepare_off_policy
 from rollmill.algorithms.returns import n_step_returns
 from rollmill.algorithms.stored_sequences import (
     check_sequences,

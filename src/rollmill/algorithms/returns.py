@@ -101,12 +101,7 @@ def lambda_returns(
 
 
 def n_step_returns(
-    reward: Float[Array, " T"],
-    next_value: Float[Array, " T"],
-    done: Bool[Array, " T"],
-    *,
-    gamma: Number,
-    n: int,
+    reward: Float[Array, " T"], next_value: Float[Array, " T"], done: Bool[Array, " T"], *, gamma: Number, n: int
 ) -> Float[Array, " T"]:
     """Computes returns over `n` steps, or fewer at the end of an episode or of the sequence.
 

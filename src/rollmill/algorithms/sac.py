@@ -375,7 +375,6 @@ def _discrete_values(
 
 
 def _value_of(agent: SoftAgent, critic: PyTree[Array], seen: PyTree[Array], action: Action) -> Float[Array, ""]:
-    """Returns the value of the action taken."""
     if not isinstance(agent.action_space, spaces.Discrete):
         return agent.critic(critic, seen, action)
     values = agent.critic(critic, seen)
@@ -384,12 +383,7 @@ def _value_of(agent: SoftAgent, critic: PyTree[Array], seen: PyTree[Array], acti
 
 
 def _update(
-    agent: SoftAgent,
-    optimisers: SACOptimisers,
-    learner: SACLearner,
-    gradients: SACNetworks,
-    *,
-    share: float = 1.0,
+    agent: SoftAgent, optimisers: SACOptimisers, learner: SACLearner, gradients: SACNetworks, *, share: float = 1.0
 ) -> SACLearner:
     steps = SACNetworks(optimisers.actor, optimisers.others, optimisers.others)
     held = current_hyperparameters(learner)

@@ -109,11 +109,7 @@ TRAINS, SETS = "num-seeds", "set"
 
 
 def unknown_option(
-    name: str,
-    known: Iterable[str],
-    *,
-    prog: str,
-    algorithms_with: Callable[[str], Sequence[str]] = no_algorithms,
+    name: str, known: Iterable[str], *, prog: str, algorithms_with: Callable[[str], Sequence[str]] = no_algorithms
 ) -> UsageError:
     """Returns an error about an unknown option. It names algorithms that have it, or similar options."""
     known = list(known)

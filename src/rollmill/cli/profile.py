@@ -101,7 +101,6 @@ def run(arguments: list[str]) -> int:
 
 
 def _profile(parsed: ParsedTraining, profiling: Profiling, arguments: list[str]) -> Profile:
-    """Profiles the requested training."""
     request = parsed.request
     prepare_devices(request.options, environment=request.environment)
     graph, options = _long_training(resolve(request))

@@ -160,7 +160,6 @@ _ONLY_RESUMED = {
 
 
 def _resume(arguments: list[str]) -> int:
-    """Resumes a sweep."""
     own, _ = _parse_resume(arguments)
     _check_how(own.at_once, own.gpu_sharing)
     sweep = SweepDirectory.open(own.resume)

@@ -57,12 +57,7 @@ def with_values(
 
 
 def draw_by_priority(
-    key: Key,
-    priorities: Priorities,
-    drawable: Int[Array, " W"],
-    *,
-    count: int,
-    weight_exponent: float,
+    key: Key, priorities: Priorities, drawable: Int[Array, " W"], *, count: int, weight_exponent: float
 ) -> tuple[Int[Array, " B"], Int[Array, " B"], Float[Array, " B"]]:
     """Draws `count` items of one shard by stratified sampling.
 

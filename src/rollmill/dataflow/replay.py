@@ -154,13 +154,7 @@ class Replay(NamedTuple):
         return self.sample_with(_draw_uniformly, graph, rings, learner, key, index)
 
     def sample_with(
-        self,
-        draw: Draw,
-        graph: Graph,
-        rings: ReplayRing,
-        learner: Learner,
-        key: Key,
-        index: Int[Array, " E"],
+        self, draw: Draw, graph: Graph, rings: ReplayRing, learner: Learner, key: Key, index: Int[Array, " E"]
     ) -> Sample:
         """Draws a minibatch of `Transitions` that begin with the stored steps chosen by `draw`."""
         width = graph.loops.num_envs // graph.loops.num_shards

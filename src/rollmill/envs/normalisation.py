@@ -197,10 +197,7 @@ def _leading_shape(statistics: RunningStatistics, batch: PyTree) -> tuple[int, .
 
 
 def _over_floats(
-    function: Callable[..., Any],
-    value: PyTree,
-    *statistics: PyTree,
-    other: Callable[[Any], Any] = lambda x: None,
+    function: Callable[..., Any], value: PyTree, *statistics: PyTree, other: Callable[[Any], Any] = lambda x: None
 ) -> PyTree:
     """Maps `function(leaf, *statistics)` over leaves with statistics, and `other(leaf)` over the rest."""
     return jax.tree.map(lambda x, *s: other(x) if s[0] is None else function(x, *s), value, *statistics)

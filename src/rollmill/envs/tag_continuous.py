@@ -297,7 +297,6 @@ def _rewards(
     nearest_tagger: Int[Array, " R"],
     params: TagContinuousParams,
 ) -> dict[str, Float[Array, " _"]]:
-    """Returns the reward of each agent."""
     count = rules.num_taggers
     reward = jnp.where(_is_tagger(rules), params.step_penalty_for_tagger, params.step_reward_for_runner)
     reward = jnp.where(were_in_game, reward + jnp.where(hit, params.edge_hit_penalty, 0), 0)

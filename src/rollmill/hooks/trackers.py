@@ -195,7 +195,6 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
 
 
 def _import_package(package: str) -> ModuleType:
-    """Returns the package of a tracker."""
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:

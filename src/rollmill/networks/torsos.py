@@ -247,12 +247,7 @@ class RecurrentTorso(eqx.Module):
 
 
 def mlp(
-    key: Key,
-    in_features: int,
-    hidden_sizes: tuple[int, ...],
-    *,
-    activation: Activation,
-    normalised: bool = False,
+    key: Key, in_features: int, hidden_sizes: tuple[int, ...], *, activation: Activation, normalised: bool = False
 ) -> MLP:
     """Returns an `MLP` with orthogonal weights of gain sqrt(2). Without hidden sizes it is the identity."""
     keys = jax.random.split(key, max(len(hidden_sizes), 1))

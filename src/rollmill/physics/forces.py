@@ -147,7 +147,6 @@ def _sums(values: Float[Array, " n"], targets: list[int], size: int) -> Float[Ar
 
 
 def _site_wrenches(model: Model, placed: Frames, forces: Float[Array, " actuators"]) -> Float[Array, "bodies 6"]:
-    """Returns the wrenches on the bodies of actuators at sites."""
     sums = [jnp.zeros(6)] * len(model.structure.bodies)
     for i, actuator in enumerate(model.structure.actuators):
         if actuator.body >= 0:

@@ -105,11 +105,7 @@ def step(model: Model, state: RobotState, control: Float[Array, " actuators"]) -
 
 
 def _implicit(
-    model: Model,
-    placed: Frames,
-    acted: Actuation,
-    matrix: SparseMatrix,
-    accelerations: Float[Array, " dofs"],
+    model: Model, placed: Frames, acted: Actuation, matrix: SparseMatrix, accelerations: Float[Array, " dofs"]
 ) -> Float[Array, " dofs"]:
     """Returns accelerations where forces that are linear in velocity are those at the end of the step.
 

@@ -14,15 +14,7 @@ from rollmill.core.local_paths import ALSO_IN_PYTHON, check_new_file
 from rollmill.core.schema import coerce
 from rollmill.core.stored_paths import RunPath
 from rollmill.pictures import require_matplotlib
-from rollmill.plotting.groups import (
-    AXES,
-    Curves,
-    SeedCurve,
-    group_curves,
-    object_in,
-    setting_text,
-    settings_of,
-)
+from rollmill.plotting.groups import AXES, Curves, SeedCurve, group_curves, object_in, setting_text, settings_of
 from rollmill.plotting.html import curves_page
 from rollmill.plotting.png import write_png
 from rollmill.record.metric_curves import RETURN, agent_kinds, metric_curve, metric_names

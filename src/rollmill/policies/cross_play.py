@@ -48,9 +48,7 @@ def load_partner(against: str | PathLike[str] | Rule, **options: Any) -> LoadedR
 
 
 def environment_with_roles(
-    loaded: LoadedRun,
-    env: AnyEnvironment | GymnasiumObject | str | None = None,
-    env_options: Options = NO_OPTIONS,
+    loaded: LoadedRun, env: AnyEnvironment | GymnasiumObject | str | None = None, env_options: Options = NO_OPTIONS
 ) -> AnyEnvironment:
     """Returns the environment in which two policies take different roles: `env`, by default the run's.
 

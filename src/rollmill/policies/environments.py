@@ -20,12 +20,7 @@ from rollmill.programs.evaluation.host_environments import evaluator_on_host
 
 
 def evaluator_on(
-    graph: Graph,
-    weights: PyTree,
-    env: Environment | HostEnvironment | None,
-    *,
-    backend: Any = None,
-    **play: Any,
+    graph: Graph, weights: PyTree, env: Environment | HostEnvironment | None, *, backend: Any = None, **play: Any
 ) -> Evaluator:
     """Compiles the evaluation of a graph's policy in an environment, for weights or for their shapes.
 

@@ -337,13 +337,7 @@ class Policy:
             raise UsageError(f"policies of {algorithm} have no {name}. hint: {hint}.")
 
     def _input(
-        self,
-        observation: Any,
-        memory: Any,
-        action_mask: Any,
-        position: Any = None,
-        *,
-        searches: bool,
+        self, observation: Any, memory: Any, action_mask: Any, position: Any = None, *, searches: bool
     ) -> PolicyInput:
         array, batch = as_batch("the observation", struct(self.observation_space), observation)
         if memory is None and self.recurrent:

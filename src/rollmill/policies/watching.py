@@ -80,11 +80,7 @@ def _appearing(run: RunDirectory, checkpoints: Checkpoints) -> Iterator[int]:
 
 
 def _restore(
-    run: RunDirectory,
-    checkpoints: Checkpoints,
-    shapes: State,
-    given: GivenLeaves,
-    iteration: int,
+    run: RunDirectory, checkpoints: Checkpoints, shapes: State, given: GivenLeaves, iteration: int
 ) -> State | None:
     """Returns the state of a checkpoint. None if it was deleted in the meantime."""
     check = lambda number, metadata: check_identity(run, metadata, number)

@@ -205,8 +205,6 @@ class _ForkedProcess(NamedTuple):
 
 
 class _ForkingProcess:
-    """The process that forks."""
-
     def __init__(self, line: Connection, command: int) -> None:
         self._line, self._command = line, command
         self._running: dict[int, _ForkedProcess] = {}

@@ -20,12 +20,7 @@ from rollmill.training.training import PreparedTraining
 
 
 def profile_of(
-    prepared: PreparedTraining,
-    windows: Windows,
-    *,
-    calibrate: bool,
-    error: Exception | None,
-    command: str,
+    prepared: PreparedTraining, windows: Windows, *, calibrate: bool, error: Exception | None, command: str
 ) -> results.Profile:
     """Builds a run's profile, with advice, from its windows. At least one window must have been read.
 

@@ -356,7 +356,6 @@ def check_devices(loops: Loops, num_devices: int) -> None:
 def _over_seeds(
     function: Callable[[State], Any], graph: Graph, seeds: Sequence[int], platform: str
 ) -> Callable[[State], Any]:
-    """Returns the function for all seeds."""
     if len(seeds) == 1:
         return function
     return jax.vmap(function) if seeds_side_by_side(graph, platform) else partial(jax.lax.map, function)
@@ -373,11 +372,7 @@ def _specs(state: State, *, has_seeds: bool) -> PyTree[PartitionSpec]:
 
 
 def _step(
-    graph: Graph,
-    seeds: Sequence[int],
-    mean: MeshAllReduce,
-    placed: _PlacedState,
-    kernels: KernelChoice,
+    graph: Graph, seeds: Sequence[int], mean: MeshAllReduce, placed: _PlacedState, kernels: KernelChoice
 ) -> Callable[..., tuple[State, PackedMetrics]]:
     """Runs one or more iterations on each device of the mesh."""
     mesh, empty = placed.mesh, placed.empty

@@ -160,7 +160,6 @@ class Tuner:
         return math.inf if self.budget is None else self.budget.limit
 
     def _seconds_spent(self) -> float:
-        """Returns the seconds of the budget that are spent."""
         return self._clock() - self._opened
 
     def _unless_closed(self, wait_for_kernel: Callable[[int], None]) -> Callable[[int], None]:

@@ -233,11 +233,7 @@ class Checkpoints:
             warnings.warn(str(failure), CheckpointWarning, stacklevel=2)
 
     def _write(
-        self,
-        record: dict[str, Any],
-        types: Mapping[str, LeafType],
-        arrays: Mapping[str, np.ndarray],
-        needed: int,
+        self, record: dict[str, Any], types: Mapping[str, LeafType], arrays: Mapping[str, np.ndarray], needed: int
     ) -> None:
         """Writes a save to disk in the background thread, after its copy to the host."""
         iteration = record["iteration"]

@@ -34,11 +34,7 @@ class EventLog:
     """
 
     def __init__(
-        self,
-        folder: Folder,
-        *,
-        purge_step: int | None = None,
-        hyperparameters: Mapping[str, Any] | None = None,
+        self, folder: Folder, *, purge_step: int | None = None, hyperparameters: Mapping[str, Any] | None = None
     ) -> None:
         self._folder = folder
         self._hyperparameters = hyperparameters or {}

@@ -121,7 +121,6 @@ def patiently(action: Callable[[], Result]) -> Result:
 
 @contextmanager
 def _translate_errors(url: str) -> Iterator[None]:
-    """Translates errors of obstore."""
     from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 
     try:

@@ -153,7 +153,6 @@ def _is_own(file: str) -> bool:
 
 
 def _digest_own_sources() -> str:
-    """Returns a digest of all Rollmill sources."""
     whole = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
         whole.update(f"{path.relative_to(PACKAGE)}\0".encode())

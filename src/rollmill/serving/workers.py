@@ -45,8 +45,6 @@ class _ServingWorker:
 
 @dataclass
 class _Workers:
-    """All workers of a server."""
-
     launch: Callable[[int, int], subprocess.Popen]
     count: int
     stop: StopRequest

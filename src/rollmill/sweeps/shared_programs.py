@@ -31,12 +31,7 @@ LOOKED_AT = 1024
 
 
 def trials_together(
-    sweep: SweepDirectory,
-    waiting: Sequence[Trial],
-    alone: Collection[str],
-    *,
-    places: int,
-    most: int = MAX_TRIALS,
+    sweep: SweepDirectory, waiting: Sequence[Trial], alone: Collection[str], *, places: int, most: int = MAX_TRIALS
 ) -> list[Trial]:
     """Returns the trials that can start now in one program, including the first waiting trial, or an empty list.
 

@@ -62,11 +62,7 @@ def start_trials(
 
 
 def start_population(
-    sweep: SweepDirectory,
-    members: Sequence[int],
-    rule: EvolutionRule,
-    part: MachinePart,
-    imports: Collection[str],
+    sweep: SweepDirectory, members: Sequence[int], rule: EvolutionRule, part: MachinePart, imports: Collection[str]
 ) -> Child:
     """Starts or resumes the process of population-based training for these trials. See `start_trials`."""
     every = sweep.trials()

@@ -195,11 +195,7 @@ def _with_statistics(weights: PolicyWeights, shown: Demonstrations) -> PolicyWei
 
 
 def _learn(
-    graph: Graph,
-    weights: PolicyWeights,
-    shown: Demonstrations,
-    key: Key,
-    updates: Int[Array, ""],
+    graph: Graph, weights: PolicyWeights, shown: Demonstrations, key: Key, updates: Int[Array, ""]
 ) -> PyTree[Array]:
     """Returns the network after `updates` steps of Adam on minibatches drawn from the transitions."""
     value_of, optimiser = graph.outputs.value, optax.scale_by_adam()

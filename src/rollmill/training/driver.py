@@ -246,7 +246,6 @@ def _show(notice: Notice, recorder: Recorder, calls: HookCalls, display: Display
 
 
 def _is_stopping(stop: StopRequest, calls: HookCalls, training: Training, run: RunDirectory) -> bool:
-    """Returns whether the training is to stop."""
     if stop.signal_name in ("SIGTERM", "SIGHUP"):
         _check_not_overdue(stop, training, run)
     return stop.requested or calls.stopping

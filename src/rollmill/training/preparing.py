@@ -91,11 +91,7 @@ class PreparedTraining:
 
 
 def prepare(
-    planned: PlannedTraining,
-    restored: Restored | None,
-    display: Display,
-    *,
-    shared: CompiledProgram | None = None,
+    planned: PlannedTraining, restored: Restored | None, display: Display, *, shared: CompiledProgram | None = None
 ) -> PreparedTraining:
     """Places and compiles a training run, and shows notes to the user.
 

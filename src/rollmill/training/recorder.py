@@ -255,11 +255,7 @@ class Recorder:
             )
 
     def _add(
-        self,
-        block: StackedRows,
-        speed: float,
-        seconds_at: Callable[[int], float],
-        lines: list["_PendingLine"],
+        self, block: StackedRows, speed: float, seconds_at: Callable[[int], float], lines: list["_PendingLine"]
     ) -> bool:
         """Adds iterations up to one that is not finite, with their lines. Returns whether all are finite."""
         finite = np.all(block.of(FINITE) > ALMOST_ONE, axis=(1, 2)).tolist()

@@ -58,8 +58,6 @@ def video_log(algorithm: Graph | None = None) -> Hook:
 
 
 class _Videos:
-    """The videos of a run."""
-
     def __init__(self, started: TrainingStarted, algorithm: Graph | None) -> None:
         self._directory, self._algorithm = started.directory, algorithm
         purge_step = started.env_steps if started.iteration else None

@@ -15,14 +15,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from rollmill.core.types import Key
-from rollmill.tree_search.tree import (
-    EvaluatedPosition,
-    Model,
-    SearchResult,
-    Statistics,
-    best_action,
-    run_search,
-)
+from rollmill.tree_search.tree import EvaluatedPosition, Model, SearchResult, Statistics, best_action, run_search
 
 VISIT_OFFSET = 50.0
 """Number added to the visits of the most visited action when values are weighted (c_visit of the paper)."""

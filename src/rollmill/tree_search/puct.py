@@ -14,14 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from rollmill.core.types import Key
-from rollmill.tree_search.tree import (
-    EvaluatedPosition,
-    Model,
-    SearchResult,
-    Statistics,
-    best_action,
-    run_search,
-)
+from rollmill.tree_search.tree import EvaluatedPosition, Model, SearchResult, Statistics, best_action, run_search
 
 PRIOR_WEIGHT = 1.25
 """Weight of the prior relative to values (c_init of the papers)."""

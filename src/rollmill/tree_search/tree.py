@@ -243,13 +243,7 @@ def _back_up(tree: Tree, leaf: Int[Array, ""], value: Float[Array, ""], root_rul
 
 
 def _with_levels_updated(
-    tree: Tree,
-    path: Int[Array, " L"],
-    below: Below,
-    root_level: Int[Array, ""],
-    *,
-    root_rule: Rule,
-    rule: Rule,
+    tree: Tree, path: Int[Array, " L"], below: Below, root_level: Int[Array, ""], *, root_rule: Rule, rule: Rule
 ) -> tuple[Tree, Below]:
     """Updates nodes of a path from the lowest level up, and returns the tree and the highest updated node.
 

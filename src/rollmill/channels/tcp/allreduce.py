@@ -101,15 +101,7 @@ class BranchReduction:
     """
 
     def __init__(
-        self,
-        layout: Layout,
-        *,
-        rank: int,
-        size: int,
-        hub: Hub,
-        end: str,
-        abandon: Abandon,
-        name: str,
+        self, layout: Layout, *, rank: int, size: int, hub: Hub, end: str, abandon: Abandon, name: str
     ) -> None:
         spans(layout)  # raises for leaves without a mean
         self._layout = layout

@@ -87,14 +87,7 @@ class TcpLatestReader:
     """
 
     def __init__(
-        self,
-        board: SeqlockBoard,
-        doorbell: Doorbell,
-        reader: BoardReader,
-        *,
-        hub: Hub,
-        end: str,
-        index: int,
+        self, board: SeqlockBoard, doorbell: Doorbell, reader: BoardReader, *, hub: Hub, end: str, index: int
     ) -> None:
         self._board = board
         self._doorbell = doorbell

@@ -29,14 +29,7 @@ class SenderThread:
     """Sends the messages of a local ring to a receiver on another host, in a thread of its own."""
 
     def __init__(
-        self,
-        ring: Ring,
-        *,
-        space: Doorbell,
-        published: Doorbell,
-        hub: Hub,
-        ends: RingEnds,
-        source: int,
+        self, ring: Ring, *, space: Doorbell, published: Doorbell, hub: Hub, ends: RingEnds, source: int
     ) -> None:
         self._ring = ring
         self._section = ring.section(1)

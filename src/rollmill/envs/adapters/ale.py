@@ -44,12 +44,7 @@ LEAST = {"frameskip": 1, "img_height": 1, "img_width": 1, "max_num_frames_per_ep
 
 
 def make(
-    name: str,
-    *,
-    episodic_life: bool = True,
-    reward_clipping: bool = True,
-    num_threads: int = 0,
-    **options: Any,
+    name: str, *, episodic_life: bool = True, reward_clipping: bool = True, num_threads: int = 0, **options: Any
 ) -> HostEnvironment:
     """Makes the Atari environment of the game `name`.
 

@@ -21,14 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from rollmill.core.drawing import Drawing
 from rollmill.core.types import Environment, Key, Observation, Timestep
-from rollmill.envs.craftax_classic.blocks import (
-    SIZE,
-    Block,
-    block_at,
-    offset_towards,
-    replace_block,
-    view_around,
-)
+from rollmill.envs.craftax_classic.blocks import SIZE, Block, block_at, offset_towards, replace_block, view_around
 from rollmill.envs.craftax_classic.creatures import move_creatures, spawn_creatures
 from rollmill.envs.craftax_classic.player import craft, interact, live, place, walk
 from rollmill.envs.craftax_classic.state import (

@@ -120,10 +120,7 @@ class BallBalanceParams(eqx.Module):
 
 
 def ball_balance(
-    *,
-    max_steps: int = 500,
-    iterations: int = physics.ITERATIONS,
-    line_search_iterations: int = physics.ITERATIONS,
+    *, max_steps: int = 500, iterations: int = physics.ITERATIONS, line_search_iterations: int = physics.ITERATIONS
 ) -> Environment:
     """A tray on three legs that catches a ball and holds it, 3 continuous actions (Isaac Gym's BallBalance).
 

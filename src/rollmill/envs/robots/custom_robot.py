@@ -176,12 +176,7 @@ class _OwnTask:
     """The functions of the task, for the structure of its robot."""
 
     def __init__(
-        self,
-        structure: Structure,
-        reward: Reward,
-        observe: Observe,
-        terminated: Terminated,
-        substeps: int,
+        self, structure: Structure, reward: Reward, observe: Observe, terminated: Terminated, substeps: int
     ):
         self.structure, self.substeps = structure, substeps
         self.reward, self.observe, self.terminated = reward, observe, terminated

@@ -168,10 +168,7 @@ class FrankaParams(eqx.Module):
 
 
 def franka_cabinet(
-    *,
-    max_steps: int = 500,
-    iterations: int = physics.ITERATIONS,
-    line_search_iterations: int = physics.ITERATIONS,
+    *, max_steps: int = 500, iterations: int = physics.ITERATIONS, line_search_iterations: int = physics.ITERATIONS
 ) -> Environment:
     """An arm of seven joints that opens a drawer, 9 continuous actions (Isaac Gym's FrankaCabinet).
 

@@ -63,10 +63,7 @@ class HandParams(eqx.Module):
 
 
 def shadow_hand(
-    *,
-    max_steps: int = 600,
-    iterations: int = physics.ITERATIONS,
-    line_search_iterations: int = physics.ITERATIONS,
+    *, max_steps: int = 600, iterations: int = physics.ITERATIONS, line_search_iterations: int = physics.ITERATIONS
 ) -> Environment:
     """A hand of 24 joints that turns a block, 20 continuous actions (Isaac Gym's ShadowHand).
 

@@ -27,10 +27,7 @@ the_robot: Callable[[State], physics.RobotState] = attrgetter("robot")
 
 
 def end_unstable(
-    env: Environment,
-    robot_of: Callable[[State], physics.RobotState] = the_robot,
-    *,
-    max_speed: float = MAX_SPEED,
+    env: Environment, robot_of: Callable[[State], physics.RobotState] = the_robot, *, max_speed: float = MAX_SPEED
 ) -> Environment:
     """Terminates a robot's episode once a velocity or another value is too large, infinite or NaN.
 

@@ -51,12 +51,7 @@ launch."""
 
 
 def fused_minibatch_loop(
-    graph: Graph,
-    reduce: Reduce,
-    *,
-    run: Run,
-    step: GradientStep | None = None,
-    unroll: int = UNROLLED,
+    graph: Graph, reduce: Reduce, *, run: Run, step: GradientStep | None = None, unroll: int = UNROLLED
 ) -> MinibatchLoop:
     """Returns the loop over minibatches, with gradients computed by a kernel.
 

@@ -8,15 +8,7 @@ import numpy as np
 from rollmill.core.types import is_key
 from rollmill.fusion.ir import Loop, Node, Program
 from rollmill.fusion.lower.context import Lowering
-from rollmill.fusion.lower.values import (
-    KeyPair,
-    RowArray,
-    ScalarArray,
-    Value,
-    flat_nodes,
-    is_same,
-    no_nodes,
-)
+from rollmill.fusion.lower.values import KeyPair, RowArray, ScalarArray, Value, flat_nodes, is_same, no_nodes
 
 Body = Callable[[Lowering, list[Value]], list[Value]]
 """Function that lowers the body of a loop: `(context, carried values) -> carried values of the next iteration`."""

@@ -35,13 +35,7 @@ Keep: TypeAlias = Callable[[HostStep, PyTree[np.ndarray], HostStep, Bool[np.ndar
 
 
 def evaluate_on_host(
-    graph: Graph,
-    weights: Weights,
-    env: HostEnvironment,
-    *,
-    episodes: int,
-    seed: int = 0,
-    stochastic: bool = False,
+    graph: Graph, weights: Weights, env: HostEnvironment, *, episodes: int, seed: int = 0, stochastic: bool = False
 ) -> EvaluationEpisodes:
     """Plays whole episodes with a policy, in up to `MAX_COPIES` copies of a host environment.
 

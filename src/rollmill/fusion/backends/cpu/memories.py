@@ -63,11 +63,7 @@ def _store_cells(
 
 
 def _fill(
-    writer: CodeWriter,
-    leaf: Leaf,
-    fill: Fill,
-    captured: Sequence[tuple[Node, BlockValue]],
-    holds: Vectors | None,
+    writer: CodeWriter, leaf: Leaf, fill: Fill, captured: Sequence[tuple[Node, BlockValue]], holds: Vectors | None
 ) -> None:
     """Stores all elements of each sample for which a condition holds, one sample after the other."""
     emit = writer.emit

@@ -197,7 +197,6 @@ def compilation_of(kernel: Kernel, arrays: Sequence[Any], capability: int) -> Co
 
 
 def _options(kernel: Kernel) -> tuple[tuple[str, Any], ...]:
-    """Options of the Triton compiler."""
     options = {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages, "enable_fp_fusion": True}
     return tuple((options | ({"maxnreg": kernel.registers} if kernel.registers else {})).items())
 
