@@ -7,7 +7,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -136,7 +136,7 @@ class Serve:
     def limits(self, policy: BatchedPolicy) -> ServerLimits:
         """Returns the limits on requests and connections that the server enforces."""
         found = limits_for_batches(self.rule.max_batch, policy.num_scalars)
-        return found.with_sessions(self.max_sessions, self.session_seconds)
+        return replace(found, sessions=self.max_sessions, session_seconds=self.session_seconds)
 
 
 def run(arguments: list[str]) -> int:

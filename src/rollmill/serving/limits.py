@@ -47,10 +47,6 @@ class ServerLimits:
     drain_seconds: Positive = 30.0
     """Maximum number of seconds in which pending requests are answered when the server stops."""
 
-    def with_sessions(self, sessions: int, seconds: float) -> "ServerLimits":
-        """Returns these limits with another number of sessions, which end after `seconds` without a request."""
-        return replace(self, sessions=sessions, session_seconds=seconds)
-
 
 def limits_for_batches(max_batch: int, num_scalars: int) -> ServerLimits:
     """Returns the limits of a server that accepts a full batch of `max_batch` observations in one body.

@@ -17,7 +17,7 @@ from rollmill.processes.cluster.joining import Cluster
 from rollmill.processes.cluster.modules import NOTHING, SentModules
 from rollmill.processes.cluster.node_health import draining_nodes, selector_without, unreachable_nodes
 from rollmill.processes.cluster.output_forwarding import OutputListener, OutputStream
-from rollmill.processes.cluster.reservation import ROOM_SECONDS, NoRoom, RoomReservation
+from rollmill.processes.cluster.reservation import NoRoom, RoomReservation
 from rollmill.processes.cluster.worker import Assignment, Worker
 from rollmill.processes.jobs import Job
 from rollmill.processes.launchers import Exit
@@ -77,7 +77,7 @@ class RayLauncher:
 
     Ray never restarts a worker, because the supervisor decides about restarts. Workers of groups without a demand
     reserve one core. The resources for all `jobs` are reserved together. If the cluster has room for only some of
-    them, it reserves nothing, and the run ends after `room_seconds`. Actors are named after the run and the job,
+    them, it reserves nothing, and the run ends after `ROOM_SECONDS`. Actors are named after the run and the job,
     such as `rollmill-RUN-actor-2`. Workers receive the user's modules if their hosts lack them. `show` is called
     with messages for the user, from any thread.
     """
@@ -88,7 +88,6 @@ class RayLauncher:
         *,
         demands: Mapping[str, Demand] | None = None,
         jobs: Sequence[Job] = (),
-        room_seconds: float = ROOM_SECONDS,
         run: str = "run",
         modules: SentModules = NOTHING,
         show: Callable[[str], None] = lambda line: None,
@@ -108,7 +107,7 @@ class RayLauncher:
         """The same of nodes that are drained."""
         asked = {job.name: self._demand(job) for job in jobs}
         name = f"rollmill-{self._run}"
-        self._room = RoomReservation(self._ray, asked, name=name, seconds=room_seconds) if asked else None
+        self._room = RoomReservation(self._ray, asked, name=name) if asked else None
 
     def start(self, job: Job, address: str, token: bytes) -> RayHandle:
         """Requests an actor for a job without waiting for it, and returns its handle. A replacement avoids

@@ -63,20 +63,12 @@ class Kernel(NamedTuple):
     """Maps inputs that are updated in place to the outputs that they become, by index."""
 
 
-def call(kernel: Kernel, arrays: Sequence[Array]) -> list[Array]:
-    """Calls a Triton kernel from traced JAX code, and returns its outputs.
-
-    The launch is a typed XLA custom call, so XLA combines consecutive launches into one CUDA graph.
-    """
-    return _launch(kernel, arrays)
-
-
 def call_in_lanes(kernel: Kernel, arrays: Sequence[Array]) -> list[Array]:
     """Calls a Triton kernel inside `jax.vmap`, with one launch for all lanes."""
 
     @jax.custom_batching.custom_vmap
     def launch(*arrays: Array) -> list[Array]:
-        return _launch(kernel, arrays)
+        return call(kernel, arrays)
 
     @launch.def_vmap
     def _(lanes: int, batched: Sequence[bool], *arrays: Any) -> tuple[list[Array], list[bool]]:
@@ -86,7 +78,7 @@ def call_in_lanes(kernel: Kernel, arrays: Sequence[Array]) -> list[Array]:
         ]
         differ = [is_batched or n in kernel.aliases for n, is_batched in enumerate(batched)]
         widened = in_lanes(kernel, [array.shape for array in own], differ, lanes)
-        return _launch(widened, own), [True] * len(kernel.outputs)
+        return call(widened, own), [True] * len(kernel.outputs)
 
     return launch(*arrays)
 
@@ -129,7 +121,11 @@ def _lane_source(kernel: Kernel, sizes: Sequence[int]) -> str:
     return "\n".join([kernel.source, *lines, entry(name)])
 
 
-def _launch(kernel: Kernel, arrays: Sequence[Any]) -> list[Array]:
+def call(kernel: Kernel, arrays: Sequence[Any]) -> list[Array]:
+    """Calls a Triton kernel from traced JAX code, and returns its outputs.
+
+    The launch is a typed XLA custom call, so XLA combines consecutive launches into one CUDA graph.
+    """
     from jaxlib import gpu_triton
 
     capability = capability_here()
