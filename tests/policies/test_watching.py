@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import rollmill
+from rollmill.cli.evaluate import run as evaluate
+from rollmill.core.errors import StorageError
 from rollmill.policies import watching
 from rollmill.policies.watching import watch
 from rollmill.record.run_directory import RunDirectory
@@ -67,3 +69,13 @@ def test_a_run_that_nobody_trains_is_evaluated_and_left(finished, monkeypatch):
     assert [one.iteration for one in watch(finished, episodes=1)] == [0, 1, 2, 3, 4]
     with raises("seed-was-not-trained-in", "7"):
         list(watch(finished, episodes=1, train_seed=7))
+
+
+def test_a_result_is_printed_though_it_cannot_be_recorded(finished, monkeypatch, capsys):
+    def fail(*_):
+        raise StorageError("evaluations.jsonl cannot be written: Read-only file system.")
+
+    monkeypatch.setattr(RunDirectory, "append_evaluation", fail)
+    with pytest.raises(StorageError, match="Read-only"):
+        evaluate([str(finished), "--watch", "--episodes", "1"])
+    assert "CartPole-v1, 1 episode, iteration 0: mean return " in capsys.readouterr().out

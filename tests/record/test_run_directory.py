@@ -14,7 +14,7 @@ from rollmill.core import machine
 from rollmill.core.errors import CheckpointError
 from rollmill.core.folder import Folder
 from rollmill.core.git import commit_of
-from rollmill.record.json_files import read_json, write_json
+from rollmill.record.json_files import read_json, write_failure, write_json
 from rollmill.record.run_directory import RunDirectory, name_run
 from wordings import raises
 
@@ -240,3 +240,10 @@ def test_commit_of_the_working_directory(tmp_path, monkeypatch):
     assert commit is not None and len(commit) == 40
     (tmp_path / "file").write_text("2")
     assert commit_of() == f"{commit}-dirty"
+
+
+def test_a_failed_write_is_told_in_the_words_of_the_system():
+    error = write_failure(Path("run/.lock"), OSError(errno.EROFS, "Read-only file system", ".lock"))
+    assert str(error) == "run/.lock cannot be written: Read-only file system."
+    assert "the disk is full. hint: " in str(write_failure(Path("x"), OSError(errno.ENOSPC, "no space")))
+    assert str(write_failure(Path("x"), ValueError("odd"))) == "x cannot be written: odd."

@@ -172,8 +172,8 @@ def _watch(options: Evaluate) -> int:
     )
     for iteration, episodes in checkpoints:
         result = _result(environment, {"iteration": iteration}, episodes)
-        run.append_evaluation({**result, **settings})
         print(json.dumps(result) if options.json else _sentence(result), flush=True)
+        run.append_evaluation({**result, **settings})
     return 0
 
 

@@ -42,7 +42,9 @@ MAX_CHARACTERS = 500
 def wandb_log(project: str = "rollmill", **settings: Any) -> Hook:
     """Returns a hook that logs a run to Weights & Biases: configuration, metrics over `env_steps`, summary.
 
-    After a resume, logging continues in the same Weights & Biases run. `WANDB_MODE=offline` writes only to disk.
+    After a resume, logging continues in the same Weights & Biases run. Values that were logged after the
+    checkpoint stay there, in addition to the new values for the same steps. `WANDB_MODE=offline` writes only to
+    disk.
 
     Args:
         project: name of the project.

@@ -36,7 +36,8 @@ def write_failure(path: Path, error: BaseException) -> StorageError:
         return StorageError(
             f"{path} cannot be written: the disk is full. hint: free some space and resume the run."
         )
-    return StorageError(f"{path} cannot be written: {error}.")
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+    return StorageError(f"{path} cannot be written: {reason}.")
 
 
 MAX_BYTES = 2 * 2**20
