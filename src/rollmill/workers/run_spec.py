@@ -85,7 +85,7 @@ class RunSpec:
 
     graph: GraphRecipe
     plan: dict[str, Any]
-    """JSON form of the `planning.Plan`."""
+    """JSON form of the `planning.plan.Plan`."""
     platform: str
     """JAX platform on which the run computes."""
     seed: int = 0
@@ -99,7 +99,7 @@ class RunSpec:
     cluster: ClusterSettings = ClusterSettings()
 
     def read_plan(self) -> Plan:
-        """Returns the plan of the run as a `planning.Plan`."""
+        """Returns the plan of the run as a `planning.plan.Plan`."""
         return Plan.from_json(self.plan)
 
 
