@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from rollmill.dataflow import permutation
+from rollmill.dataflow.minibatches import SHUFFLE_ROUNDS
 
 
 @eqx.filter_jit
@@ -112,3 +113,23 @@ def test_vmap_over_keys_gives_each_key_its_own():
     together = eqx.filter_jit(jax.vmap(partial(permutation, size=12)))(keys)
     alone = jnp.stack([shuffle(key, 12) for key in keys])
     np.testing.assert_array_equal(np.asarray(together), np.asarray(alone))
+
+
+def test_a_permutation_is_that_of_the_swap_or_not_shuffle():
+    """Computed one by one from the paper's definition, with Python's integers."""
+
+    def mix(word):
+        word = (word ^ (word >> 16)) * 0x85EBCA6B % 2**32
+        word = (word ^ (word >> 13)) * 0xC2B2AE35 % 2**32
+        return word ^ (word >> 16)
+
+    for seed, size in ((0, 2), (1, 3), (2, 64), (3, 97), (4, 1000)):
+        key = jax.random.key(seed)
+        offsets, salts = np.asarray(jax.random.bits(key, (2, SHUFFLE_ROUNDS), jnp.uint32)).tolist()
+        expected = []
+        for place in range(size):
+            for offset, salt in zip(offsets, salts, strict=True):
+                partner = (offset - place) % size
+                place = partner if mix(max(place, partner) ^ salt) >> 31 else place
+            expected.append(place)
+        assert permutation(key, size).tolist() == expected

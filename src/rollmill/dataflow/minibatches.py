@@ -23,6 +23,9 @@ from rollmill.dataflow.packing import PackedSamples, is_large, pack
 
 SHUFFLE_ROUNDS = 32
 
+FUSED_ROUNDS = 8
+"""Number of rounds that XLA may fuse. The time to fuse them grows with the square of their number."""
+
 
 def choose_num_shards(num_envs: int, num_steps: int, num_minibatches: int, *, by_sequence: bool) -> int:
     """Returns the largest power of two up to 64 that gives every minibatch an equal part of every shard."""
@@ -46,7 +49,7 @@ def permutation(key: Key, size: int) -> UInt32[Array, " size"]:
 
     The swap-or-not shuffle (Hoang, Morris and Rogaway, "An Enciphering Scheme Based on a Card Shuffle", CRYPTO
     2012) pairs `x` with `k - x mod size` in each round, and swaps the pair if a hashed bit of it is set. Each
-    round is a bijection for any size.
+    round is a bijection for any size up to 2**31.
     """
     if size == 1:  # the CPU compiler of XLA (jaxlib 0.10.2) fails on the rounds below if the modulus is 1
         return jnp.zeros(1, jnp.uint32)
@@ -55,15 +58,18 @@ def permutation(key: Key, size: int) -> UInt32[Array, " size"]:
 
     def swap_or_not(x, round_):
         offset, salt = round_
-        partner = jnp.where(x > offset, offset + n - x, offset - x)
-        swap = _mix(jnp.maximum(x, partner) ^ salt) >> 31
-        return jnp.where(swap == 1, partner, x), None
+        difference = offset - x
+        partner = jnp.minimum(difference, difference + n)  # `difference` wraps around if it is negative
+        swap = _mix(jnp.maximum(x, partner) ^ salt) >= jnp.uint32(2**31)
+        return jnp.where(swap, partner, x), None
 
     x = jnp.arange(size, dtype=jnp.uint32)
-    shuffled, _ = jax.lax.scan(swap_or_not, x, (offsets % n, salts), unroll=True)
-    # Without the barrier, XLA fuses all rounds into each gather, and LLVM (jaxlib 0.11 and 0.12) takes exponential
-    # time to vectorise the result.
-    return jax.lax.optimization_barrier(shuffled)
+    # The barriers keep XLA from fusing all rounds, which takes seconds on GPUs, and from fusing rounds into each
+    # gather, which LLVM (jaxlib 0.11 and 0.12) takes exponential time to vectorise.
+    groups = jnp.stack([offsets % n, salts], axis=1).reshape(-1, FUSED_ROUNDS, 2)
+    for group in groups:
+        x = jax.lax.optimization_barrier(jax.lax.scan(swap_or_not, x, group, unroll=True)[0])
+    return x
 
 
 def _fits(shards: int, num_envs: int, rows_per_env: int, num_minibatches: int) -> bool:

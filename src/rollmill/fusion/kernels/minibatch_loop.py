@@ -196,7 +196,8 @@ class _FusedLoop:
             advanced, metrics = self.run_minibatch(carried, packed, shuffled, number)
             # The names are stored while the body is traced, because a scan can only return arrays.
             names[:] = metrics
-            return advanced, jnp.stack(list(metrics.values()))
+            # Otherwise, XLA fuses the optimiser steps of successive minibatches, and computes most of them again.
+            return jax.lax.optimization_barrier(advanced), jnp.stack(list(metrics.values()))
 
         numbers = jnp.arange(len(shuffled.rows), dtype=jnp.int32)
         carried, metrics = jax.lax.scan(minibatch_step, carried, numbers, unroll=min(UNROLLED, len(shuffled.rows)))
