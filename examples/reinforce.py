@@ -5,7 +5,8 @@ r"""REINFORCE with a learned baseline (Williams, 1992), with a network of Rollmi
 
 The critic is the baseline, and learns the discounted return. The algorithm takes all spaces for which Rollmill has
 networks, action masks included, but no network with memory. The learner holds the numbers in `numbers`, so that
-trials of a sweep that differ in them share one program.
+trials of a sweep that differ in them share one program. The weights of the entropy and of the baseline's loss may
+follow a schedule, as in `--ent-coef linear:0.01:0`.
 """
 
 from dataclasses import dataclass, replace
@@ -20,15 +21,22 @@ import optax
 import rollmill
 from rollmill.algorithms import (
     Optimiser,
+    ScheduledNonNegative,
     bootstrap_values,
     clip_to_space,
     clipped_descent,
+    count_planned_update,
     current_config,
+    current_hyperparameters,
     descend,
     environment_functions,
     functional_network,
     generalised_advantages,
     graph_settings,
+    no_updates,
+    numbers_to_hold,
+    schedule_evaluator,
+    schedule_metrics,
 )
 from rollmill.dataflow import Batch, Decision, Graph, Loops, MeanGradients, PolicyOutputs
 
@@ -47,8 +55,10 @@ class ReinforceConfig:
     """Learning rate of Adam."""
     gamma: float = 0.99
     """Discount factor."""
-    vf_coef: float = 0.5
+    vf_coef: ScheduledNonNegative = 0.5
     """Weight of the baseline's loss."""
+    ent_coef: ScheduledNonNegative = 0.0
+    """Weight of the policy's entropy."""
     network: rollmill.NetworkConfig = rollmill.NetworkConfig()
     """Settings of the network."""
 
@@ -59,6 +69,13 @@ class Learner(eqx.Module):
     weights: Any
     optimiser: Any
     hyperparameters: Any
+    progress: Any
+    """Number of updates so far, which schedules follow."""
+
+    @property
+    def updates_done(self):
+        """Number of updates so far, as one number."""
+        return self.progress.updates
 
 
 def build(env, config):  # noqa: C901 - a function for each part of the graph
@@ -67,7 +84,16 @@ def build(env, config):  # noqa: C901 - a function for each part of the graph
     network = functional_network(
         lambda key: rollmill.actor_critic(key, env.observation_space, env.action_space, config.network)
     )
-    numbers = {name: getattr(config, name) for name in ("learning_rate", "gamma", "vf_coef")}
+    loops = Loops(
+        iterations=-(-config.total_timesteps // (config.num_envs * config.num_steps)),  # rounded up
+        num_envs=config.num_envs,
+        num_steps=config.num_steps,
+        epochs=1,
+        num_minibatches=1,
+        num_shards=4,  # up to 4 learners
+        minibatch_items="samples",
+    )
+    numbers = numbers_to_hold(config, loops)
     adam = Optimiser(
         lambda held: clipped_descent(
             optax.scale_by_adam(), learning_rate=(numbers | held)["learning_rate"], max_grad_norm=0.5
@@ -102,7 +128,7 @@ def build(env, config):  # noqa: C901 - a function for each part of the graph
 
     def prepare(learner, trajectory, *, reduce, replicas):
         """Computes the batch of an iteration: leaves `[T, E, ...]`."""
-        steps, now = trajectory.steps, current_config(config, learner.hyperparameters)
+        steps, now = trajectory.steps, current_config(config, current_hyperparameters(learner))
         of_one = partial(estimate, now, learner.weights)
         estimates = jax.vmap(of_one, in_axes=(1, 0), out_axes=1)(steps, trajectory.observation)
         samples = {name: getattr(steps, name) for name in ("observation", "action", "action_mask")}
@@ -113,37 +139,27 @@ def build(env, config):  # noqa: C901 - a function for each part of the graph
         output = network(weights, sample["observation"], (), sample["action_mask"])
         policy_loss = -output.distribution.log_prob(sample["action"]) * sample["advantage"]
         value_loss = jnp.square(output.value - sample["target"])
-        now = current_config(config, learner.hyperparameters)
-        metrics = {
-            "losses/policy": policy_loss,
-            "losses/value": value_loss,
-            "losses/entropy": output.distribution.entropy(),
-        }
-        return policy_loss + now.vf_coef * value_loss, metrics
+        entropy = output.distribution.entropy()
+        now = current_config(config, current_hyperparameters(learner))
+        metrics = {"losses/policy": policy_loss, "losses/value": value_loss, "losses/entropy": entropy}
+        return policy_loss + now.vf_coef * value_loss - now.ent_coef * entropy, metrics
 
     def update(learner, gradients, *, share=1.0):
         weights, state = descend(
             adam, learner.weights, learner.optimiser, gradients, learner.hyperparameters, share=share
         )
-        return replace(learner, weights=weights, optimiser=state)
+        progress = count_planned_update(learner.progress, share)
+        return replace(learner, weights=weights, optimiser=state, progress=progress)
 
     def start_learner(key):
         weights = network.init(key)
-        return Learner(weights, adam.init(weights), jax.tree.map(jnp.float32, numbers))
+        return Learner(weights, adam.init(weights), jax.tree.map(jnp.float32, numbers), no_updates())
 
     return Graph(
         settings=graph_settings("reinforce-baseline", env, config),
         observation_space=env.observation_space,
         action_space=env.action_space,
-        loops=Loops(
-            iterations=-(-config.total_timesteps // (config.num_envs * config.num_steps)),  # rounded up
-            num_envs=config.num_envs,
-            num_steps=config.num_steps,
-            epochs=1,
-            num_minibatches=1,
-            num_shards=4,  # up to 4 learners
-            minibatch_items="samples",
-        ),
+        loops=loops,
         environment=step,
         policy=decide,
         gradients=MeanGradients(loss, lambda learner: learner.weights),
@@ -157,6 +173,8 @@ def build(env, config):  # noqa: C901 - a function for each part of the graph
         condition=lambda minibatch, reduce: minibatch,
         greedy=decide_greedily,
         outputs=PolicyOutputs(distribution=distribution, value=value),
+        report=lambda learner, batch: schedule_metrics(learner),
+        evaluate_schedules=schedule_evaluator(numbers),
         hyperparameters=numbers,
     )
 

@@ -8,6 +8,8 @@ import pytest
 
 import rollmill
 from registries import restored
+from rollmill.core.errors import UsageError
+from rollmill.record.metrics import read_metrics
 from rollmill.runs.algorithms import ALGORITHMS
 
 TINY = {"num_envs": 4, "num_steps": 8, "total_timesteps": 64, "network": rollmill.NetworkConfig(hidden_sizes=(4,))}
@@ -36,3 +38,20 @@ def test_it_learns_which_action_is_rewarded(reinforce, tmp_path):
     run = rollmill.train(algorithm, run_dir=tmp_path / "run", quiet=True, tensorboard=False)
     returns = rollmill.evaluate(run.directory, algorithm=algorithm, episodes=10).returns
     np.testing.assert_allclose(returns, 1.0)
+
+
+def test_its_coefficients_follow_schedules(reinforce, tmp_path):
+    quiet, sizes = {"quiet": True, "tensorboard": False}, {**TINY, "total_timesteps": 32 * 4}
+
+    def trained(name, **config):
+        run = rollmill.train(reinforce("CartPole-v1", **sizes, **config), run_dir=tmp_path / name, **quiet)
+        return run.summary["weights_sha256"], read_metrics(run.directory / "metrics.jsonl")
+
+    weights, lines = trained("falling", ent_coef="linear:0.2:0.1", vf_coef="constant:0.5")
+    now = [line["schedules/ent_coef"] for line in lines]
+    np.testing.assert_allclose(now, [0.2, 0.175, 0.15, 0.125], rtol=1e-6)
+    constant, of_constant = trained("constant", ent_coef="constant:0.2")
+    assert trained("number", ent_coef=0.2)[0] == constant != weights
+    assert not any(name.startswith("schedules/") for name in of_constant[0])
+    with pytest.raises(UsageError, match=r"ent_coef='linear:0\.1' must be a number or a schedule: "):
+        reinforce("CartPole-v1", **sizes, ent_coef="linear:0.1")

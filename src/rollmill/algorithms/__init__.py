@@ -9,7 +9,10 @@ if TYPE_CHECKING:
     from rollmill.algorithms.a2c import A2CConfig as A2CConfig, a2c as a2c
     from rollmill.algorithms.a3c import A3CConfig as A3CConfig, a3c as a3c
     from rollmill.algorithms.alphazero import AlphaZeroConfig as AlphaZeroConfig, alphazero as alphazero
-    from rollmill.algorithms.building import graph_settings as graph_settings
+    from rollmill.algorithms.building import (
+        graph_settings as graph_settings,
+        numbers_to_hold as numbers_to_hold,
+    )
     from rollmill.algorithms.ddpg import DDPGConfig as DDPGConfig, ddpg as ddpg
     from rollmill.algorithms.dqn import DQNConfig as DQNConfig, dqn as dqn
     from rollmill.algorithms.environment_fragments import (
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
     from rollmill.algorithms.hyperparameters import (
         current_config as current_config,
         current_hyperparameters as current_hyperparameters,
+        schedule_evaluator as schedule_evaluator,
+        schedule_metrics as schedule_metrics,
     )
     from rollmill.algorithms.impala import IMPALAConfig as IMPALAConfig, impala as impala
     from rollmill.algorithms.mappo import MAPPOConfig as MAPPOConfig, ippo as ippo, mappo as mappo
@@ -40,7 +45,9 @@ if TYPE_CHECKING:
     from rollmill.algorithms.optimisers import (
         Optimiser as Optimiser,
         clipped_descent as clipped_descent,
+        count_planned_update as count_planned_update,
         descend as descend,
+        no_updates as no_updates,
     )
     from rollmill.algorithms.ppo import PPOConfig as PPOConfig, ppo as ppo
     from rollmill.algorithms.pqn import PQNConfig as PQNConfig, pqn as pqn
@@ -62,6 +69,11 @@ if TYPE_CHECKING:
     from rollmill.algorithms.sac import SACConfig as SACConfig, sac as sac
     from rollmill.algorithms.td3 import TD3Config as TD3Config, td3 as td3
     from rollmill.algorithms.vdn import VDNConfig as VDNConfig, vdn as vdn
+    from rollmill.core.bounds import (
+        ScheduledFraction as ScheduledFraction,
+        ScheduledNonNegative as ScheduledNonNegative,
+        ScheduledPositive as ScheduledPositive,
+    )
     from rollmill.tree_search.opponents import opponent as opponent
     from rollmill.tree_search.positions import discrete_action as discrete_action, position as position
 
