@@ -319,10 +319,10 @@ class _Side:
         )
 
     def _seconds(self, count: int) -> float:
-        """Returns the seconds of an iteration, as the mean of a turn of so many."""
+        """Returns the seconds of a call of the program, as the mean of a turn of so many."""
         begin = time.perf_counter()
         for _ in range(count):
-            self._state, metrics = self._program.advance(self._state, 1)
+            self._state, metrics = self._program.advance(self._state, self._program.iterations_per_call)
         metrics.block_until_ready()
         return (time.perf_counter() - begin) / count
 

@@ -58,16 +58,17 @@ def train(graph: Graph, environment: str, seconds: float, seed: int, fusion: Any
     begin, done, curve = time.perf_counter(), 0, []
     while (took := time.perf_counter() - begin) < seconds:
         for _ in range(ITERATIONS):
-            state, values = program.advance(state)
-        metrics = dict(zip(program.metric_names, np.asarray(values).reshape(-1).tolist(), strict=True))
-        done += ITERATIONS * num_envs * STEPS
+            state, values = program.advance(state, program.iterations_per_call)
+        last = program.metrics_of_each(np.asarray(values), program.iterations_per_call)[-1]
+        metrics = dict(zip(program.metric_names, last.reshape(-1).tolist(), strict=True))
+        done += ITERATIONS * program.iterations_per_call * num_envs * STEPS
         ended = metrics["episodes/ended"]  # without an episode that ended there is no return
         if ended and (not curve or took > curve[-1][0] + 0.5):
             curve.append([took, done, metrics["episodes/return_sum"] / ended])
     jax.block_until_ready(state)
     rate = done / (time.perf_counter() - begin)
-    last = f"{curve[-1][2]:.0f}" if curve else "unknown"
-    print(f"{environment} seed {seed}: {rate / 1e6:.2f} M steps/s, return {last} after {done:,} steps")
+    final = f"{curve[-1][2]:.0f}" if curve else "unknown"
+    print(f"{environment} seed {seed}: {rate / 1e6:.2f} M steps/s, return {final} after {done:,} steps")
     return {"seed": seed, "compile_seconds": compiled, "steps_per_second": rate, "curve": curve}
 
 
