@@ -75,6 +75,15 @@ class Folder:
         with self.opened():  # raises if the path is a link or a file
             pass
 
+    def make_new(self) -> bool:
+        """Creates the folder inside its parent, and returns whether this call created it."""
+        with Folder(self.root, self.names[:-1]).opened() as descriptor:
+            try:
+                os.mkdir(self.names[-1], FOLDER_MODE, dir_fd=descriptor)
+            except FileExistsError:
+                return False
+        return True
+
     def is_folder(self) -> bool:
         """Returns whether the path exists and is a folder, and not a link."""
         try:

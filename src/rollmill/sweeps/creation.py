@@ -1,5 +1,6 @@
 """Checks a requested sweep and creates its directory, for the command line and for `rollmill.sweep`."""
 
+import contextlib
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -130,7 +131,7 @@ def create_sweep(asked: NewSweep) -> SweepDirectory:
     _check_kinds(asked, checked[0])
     spec = _with_evolution(_with_early_stopping(spec, asked, checked), asked, to_check, checked)
     spec = replace(spec, import_files=files_of_modules(_code_in(spec, to_check).modules))
-    sweep = SweepDirectory.create(asked.directory or _default_directory(asked), spec)
+    sweep = _create_directory(asked, spec)
     remember(RunDirectory(sweep.root), sorted({name for names in code_of(sweep) for name in names}))
     return sweep
 
@@ -486,6 +487,17 @@ def _check_population(spec: SweepSpec, asked: NewSweep, trials: Sequence[Trial])
             "hint: use --keep-last 2 or more."
         )
     check_one_program(trials)
+
+
+def _create_directory(asked: NewSweep, spec: SweepSpec) -> SweepDirectory:
+    """Creates the directory of a sweep. If an automatically chosen name is taken, a number is appended."""
+    if asked.directory is not None:
+        return SweepDirectory.create(asked.directory, spec)
+    root = _default_directory(asked)
+    for name in (root.name, *(f"{root.name}-{number}" for number in range(2, 100))):
+        with contextlib.suppress(UsageError):
+            return SweepDirectory.create(root.with_name(name), spec)
+    return SweepDirectory.create(root, spec)
 
 
 def _default_directory(asked: NewSweep) -> Path:

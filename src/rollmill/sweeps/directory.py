@@ -92,11 +92,14 @@ class SweepDirectory:
                 f"{root} is not empty and does not contain a sweep. hint: choose another --sweep-dir."
             )
         try:
-            Folder(root).inner(TRIALS).make()
+            Folder(root).make()
+            made = Folder(root).inner(TRIALS).make_new()
         except OSError as error:
             raise UsageError(
                 f"{root} cannot be created: {error.strerror or error}. hint: choose another --sweep-dir."
             ) from error
+        if not made:
+            raise UsageError(f"another process is creating a sweep in {root}. hint: choose another --sweep-dir.")
         write_json(Folder(root), SPECIFICATION, spec.to_json())
         return cls(root, spec)
 
