@@ -1,9 +1,12 @@
 """Creating a sweep: what is looked up once for all of its trials."""
 
+import sys
+
 import rollmill
 from rollmill.cli.main import _exit_code as command
 from rollmill.core import plugins
 from rollmill.core.folder import Folder
+from rollmill.core.imports import module_of_file
 from rollmill.sweeps import creation
 from rollmill.sweeps.creation import NewSweep, create_sweep
 from rollmill.sweeps.directory import SweepDirectory
@@ -54,3 +57,13 @@ def test_a_directory_in_which_another_process_creates_a_sweep_is_left_alone(tmp_
         with raises("another-process-is-creating-sweep", str(asked.directory)):
             create_sweep(asked)
     assert not (asked.directory / "sweep.json").exists()
+
+
+def test_a_sweep_records_the_files_of_modules_that_only_its_trials_import(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "rowing_boats.py").write_text("raise RuntimeError('it was imported')")
+    module = module_of_file(str(tmp_path / "rowing_boats.py"))
+    request = TrainingRequest("ppo", "Boat-v0", imports=(module,))
+    asked = NewSweep(request, (listed_axis("seed", [0, 1]),), directory=tmp_path / "sweep")
+    recorded = {module: str(tmp_path.resolve() / "rowing_boats.py")}
+    assert SweepDirectory.open(create_sweep(asked).root).spec.import_files == recorded

@@ -95,8 +95,8 @@ def function_of_file(text: str) -> str:
 
 
 def files_of_modules(modules: Iterable[str]) -> dict[str, str]:
-    """Returns the absolute path of the file of each imported module that is not installed."""
-    files = {module: file_of_module(module) for module in modules if module in sys.modules}
+    """Returns the absolute path of the file of each module that is not installed."""
+    files = {module: file_of_module(module) for module in modules}
     return {module: str(file) for module, file in files.items() if file is not None}
 
 
