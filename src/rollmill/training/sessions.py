@@ -9,7 +9,7 @@ from rollmill.core.errors import NonFiniteError
 from rollmill.dataflow import Graph, State
 from rollmill.programs.compiled import CompiledProgram
 from rollmill.programs.devices import explain_out_of_memory
-from rollmill.programs.faults.replay import MESSAGE
+from rollmill.programs.faults.locate import MESSAGE
 from rollmill.record.json_files import write_json
 from rollmill.record.run_directory import RunDirectory
 from rollmill.training.initial_weights import begin_with

@@ -47,11 +47,13 @@ from rollmill.record.checkpoints import Checkpoints
 from rollmill.record.json_files import write_json
 from rollmill.record.run_directory import RunDirectory
 
+MESSAGE = "message.json"
+"""File with the message of a run that stopped at a non-finite number, if there is no state to replay."""
+
 SHOWN_ENVIRONMENTS = 8
 
 ALMOST_ONE = 0.9999
 """Threshold from which a flag counts as true. Flags are averaged over devices, and the mean may be rounded."""
-
 
 FINITE = "finite/"
 """Prefix of the metrics that tell whether all outputs of a fragment were finite."""

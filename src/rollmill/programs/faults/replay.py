@@ -22,15 +22,12 @@ from rollmill.dataflow import (
     iteration_key,
     step_one,
 )
-from rollmill.programs.faults.locate import Fault, bad_rows, learning_steps, roll_out
+from rollmill.programs.faults.locate import MESSAGE, Fault, bad_rows, learning_steps, roll_out
 from rollmill.programs.states import held_leaves, state_shapes
 from rollmill.record.checkpoints import Checkpoints
 from rollmill.record.json_files import read_json
 
 FAULT = "fault.json"
-
-MESSAGE = "message.json"
-"""File with the message of a run that stopped at a non-finite number, if there is no state to replay."""
 
 REPLAYED_ROWS = 8
 """Maximum number of rows of a minibatch that are replayed, because execution without `jit` is slow."""
