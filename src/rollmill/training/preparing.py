@@ -13,7 +13,6 @@ from rollmill.core.machine import return_freed_memory
 from rollmill.dataflow import Graph
 from rollmill.gpus.memory_limit import memory_notes
 from rollmill.planning.plan import AllReduceOption, Plan
-from rollmill.policies.action_coverage import notes_on_far_actions
 from rollmill.programs.cache import enable_compilation_cache
 from rollmill.programs.compiled import CompiledProgram, check_devices, lower
 from rollmill.programs.devices import explain_out_of_memory, take_devices
@@ -31,6 +30,7 @@ from rollmill.record.display import Display
 from rollmill.runs.creation import run_config
 from rollmill.runs.custom_names import note_of_unknown, only_here, with_own_modules
 from rollmill.runs.options import RunOptions
+from rollmill.training.action_coverage import notes_on_far_actions
 from rollmill.training.evaluations import PeriodicEvaluation, check_return_of, prepare_evaluation
 from rollmill.training.initial_weights import GivenWeights
 from rollmill.training.known_failures import note_on_known_failure

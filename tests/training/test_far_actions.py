@@ -8,7 +8,7 @@ from gymnasium import spaces
 import rollmill
 from rollmill.core.types import AgentKind, Environment, Timestep
 from rollmill.envs import joint_spaces
-from rollmill.policies.action_coverage import notes_on_far_actions
+from rollmill.training.action_coverage import notes_on_far_actions
 
 SMALL = {"num_envs": 4, "num_steps": 4, "total_timesteps": 64}
 FAR = spaces.Box(290.0, 300.0, (2,), np.float32)
