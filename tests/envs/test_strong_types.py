@@ -1,5 +1,7 @@
 """Environments that are written with Python numbers train like those that cast each of them."""
 
+import inspect
+
 import gymnasium
 import jax
 import jax.numpy as jnp
@@ -184,4 +186,4 @@ def test_options_of_a_gymnasium_environment_are_kept():
 )
 def test_other_things_do_not(given, message):
     with pytest.raises(UsageError, match=message):
-        envs.as_environment.__wrapped__(given)
+        inspect.unwrap(envs.as_environment)(given)
