@@ -59,7 +59,7 @@ def test_vmap_launches_one_kernel_for_all(monkeypatch):
         values, factor = arrays
         return [values * factor]
 
-    monkeypatch.setattr(compiling, "_launch", by_numpy)
+    monkeypatch.setattr(compiling, "call", by_numpy)
     values = jnp.arange(48, dtype=jnp.float32).reshape(3, 16)
     found = jax.vmap(lambda each: call_in_lanes(SCALED, [each, jnp.float32(2)])[0])(values)
     np.testing.assert_array_equal(found, 2 * values)
@@ -68,7 +68,7 @@ def test_vmap_launches_one_kernel_for_all(monkeypatch):
 
 def test_a_loop_inside_of_vmap_launches_one_kernel_for_all(monkeypatch):
     launched = []
-    monkeypatch.setattr(compiling, "_launch", lambda kernel, arrays: launched.append(kernel) or [arrays[0] + 1])
+    monkeypatch.setattr(compiling, "call", lambda kernel, arrays: launched.append(kernel) or [arrays[0] + 1])
 
     def twice(values):
         again = lambda values, _: (call_in_lanes(SCALED, [values, jnp.float32(2)])[0], None)
